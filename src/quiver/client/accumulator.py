@@ -94,7 +94,13 @@ class Accumulator:
         return delivery
 
     def extend(
-        self, values: Sequence[bytes | None], partition: PartitionId | None, key: bytes | None, *, size_bytes: int
+        self,
+        values: Sequence[bytes | None],
+        partition: PartitionId | None,
+        key: bytes | None,
+        *,
+        size_bytes: int,
+        headers: StoredHeaders | None = None,
     ) -> tuple[Outcome, int] | None:
         """Accept values into one batch; return its outcome and their first index in it, None without room."""
         with self._lock:
@@ -107,7 +113,7 @@ class Accumulator:
             if rows is None:
                 rows = self._begin(partition)
             index = len(rows)
-            rows.extend(values, key, size_bytes)
+            rows.extend(values, key, headers, size_bytes)
             self.pending_bytes += size_bytes
             if rows.size_bytes >= self._batch_bytes:
                 self._close(rows)

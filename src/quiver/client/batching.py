@@ -10,14 +10,18 @@ so far. Arrow columns are sliced, and split by partition through their distinct 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from quiver.client.delivery import Outcome
+from quiver.clock import Clock
 from quiver.errors import RequestError
 from quiver.model import PartitionId, ProducerId
 from quiver.record import Batch, Compression, Value, build_batch, crc32c, reseal_batch
+from quiver.record.delay import DELIVER_AT_HEADER, DELIVER_AT_MS_END, encode_deliver_at
 
 if TYPE_CHECKING:
     from quiver.record.arrow import ArrowArray
@@ -30,6 +34,8 @@ RecordHeaders = Mapping[str, Value] | Iterable[tuple[str, Value]]
 StoredHeaders = tuple[tuple[str, bytes | None], ...]
 TIMESTAMP_END: Final = 1 << 63
 """Timestamps are signed numbers of 64 bits."""
+DELAY_S_MAX: Final = 10 * 366 * 24 * 3600
+"""Longest delay of a record: ten years; a longer one is a mistake in the unit."""
 
 
 class RecordSource(Protocol):
@@ -79,15 +85,17 @@ class RecordRows:
         self.timestamps.append(timestamp)
         self.headers.append(headers)
 
-    def extend(self, values: Sequence[bytes | None], key: bytes | None, size_bytes: int) -> None:
-        """Add many values, all with the same key."""
+    def extend(
+        self, values: Sequence[bytes | None], key: bytes | None, headers: StoredHeaders | None, size_bytes: int
+    ) -> None:
+        """Add many values, all with the same key and headers."""
         before = len(self.values)
         self.values.extend(values)
         self.size_bytes += size_bytes
-        if key is not None or self.keys is not None:
+        if key is not None or headers is not None or self.keys is not None:
             self.keys = (self.keys or [None] * before) + [key] * len(values)
             self.timestamps = (self.timestamps or [None] * before) + [None] * len(values)
-            self.headers = (self.headers or [None] * before) + [None] * len(values)
+            self.headers = (self.headers or [None] * before) + [headers] * len(values)
 
     def build(self, *, compression: Compression, producer_id: ProducerId, epoch: int, sequence: int) -> bytes:
         """Return the batch."""
@@ -221,6 +229,36 @@ def check_timestamp(timestamp: object) -> None:
     if not is_number or not -TIMESTAMP_END <= timestamp < TIMESTAMP_END:  # type: ignore[operator] # a number by now
         message = f"not sent: a timestamp is milliseconds since 1970 as a 64-bit number, not {timestamp!r:.60}"
         raise RequestError(message, code="bad_timestamp")
+
+
+def find_deliver_at_ms(delay: object, deliver_at: object, clock: Clock) -> int | None:
+    """Return when a record is due for work queues, from the arguments of `send`; None: at once.
+
+    Raises:
+        RequestError: both are given, or one is not a time; not sent.
+    """
+    if deliver_at is None:
+        if delay is None:
+            return None
+        is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
+        if not is_number or not 0 <= delay <= DELAY_S_MAX:  # type: ignore[operator] # a number by now
+            message = f"not sent: a delay is 0 to {DELAY_S_MAX} seconds (int or float), not {delay!r:.60}"
+            raise RequestError(message, code="bad_delay")
+        return clock.wall_ms() + math.ceil(delay * 1000)  # type: ignore[operator] # as above
+    if delay is not None:
+        raise RequestError("not sent: give delay or deliver_at, not both", code="bad_delay")
+    if isinstance(deliver_at, datetime):
+        return max(0, math.ceil(deliver_at.timestamp() * 1000))
+    if isinstance(deliver_at, int) and not isinstance(deliver_at, bool) and 0 <= deliver_at < DELIVER_AT_MS_END:
+        return deliver_at
+    message = f"not sent: deliver_at is a datetime or milliseconds since 1970, not {deliver_at!r:.60}"
+    raise RequestError(message, code="bad_delay")
+
+
+def delayed_headers(headers: StoredHeaders, deliver_at_ms: int) -> StoredHeaders:
+    """Return the headers of a record that work queues deliver at a time or later."""
+    others = (header for header in headers if header[0] != DELIVER_AT_HEADER)
+    return (*others, (DELIVER_AT_HEADER, encode_deliver_at(deliver_at_ms)))
 
 
 def cut_values(values: Iterable[Value], batch_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +29,8 @@ from quiver.client.batching import (
     check_timestamp,
     cut_columns,
     cut_values,
+    delayed_headers,
+    find_deliver_at_ms,
     is_columnar,
     partition_of,
     split_by_key,
@@ -41,6 +44,7 @@ from quiver.client.sender import PartitionSender, ProducerIdentity
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId, ProducerId
 from quiver.record import Batch, Value
+from quiver.record.delay import DELIVER_AT_HEADER
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.tasks import TaskSet
@@ -156,10 +160,27 @@ class ProducerCore:
         size_bytes = sum(len(value or b"") for value in values) + RECORD_BYTES * len(values)
         return self.accumulator.extend(values, self.choose(key, partition), key, size_bytes=size_bytes)
 
-    def chunks(self, values: Any, key: Value, partition: int | None) -> Iterable[tuple[Put, int, int]]:
+    def delay(self, headers: RecordHeaders | None, delay: object, deliver_at: object) -> RecordHeaders | None:
+        """Return the headers of a record with its delay for work queues, if it has one."""
+        deliver_at_ms = find_deliver_at_ms(delay, deliver_at, self._router.clock)
+        return headers if deliver_at_ms is None else delayed_headers(to_headers(headers or ()), deliver_at_ms)
+
+    def chunks(
+        self,
+        values: Any,
+        key: Value,
+        partition: int | None,
+        delay: object = None,
+        deliver_at: object = None,
+    ) -> Iterable[tuple[Put, int, int]]:
         """Yield lazily the chunks to put into the accumulator, each with its bytes and its number of records."""
         stored_key = to_bytes(key)
         target = self.choose(stored_key, partition)
+        delayed = self.delay(None, delay, deliver_at)
+        headers = None if delayed is None else to_headers(delayed)
+        if headers is not None and (is_columnar(values) or isinstance(values, Batch)):
+            message = f"not sent: columns and batches have headers of their own: put {DELIVER_AT_HEADER} into them"
+            raise RequestError(message, code="bad_delay")
         if is_columnar(values):
             yield from self._column_chunks(values, stored_key, target)
             return
@@ -170,7 +191,7 @@ class ProducerCore:
             # A chunk that finds no room is put again later, so its names are bound now.
             yield (
                 lambda chunk=chunk, size_bytes=size_bytes: self.accumulator.extend(  # type: ignore[misc] # bound early
-                    chunk, target, stored_key, size_bytes=size_bytes
+                    chunk, target, stored_key, size_bytes=size_bytes, headers=headers
                 ),
                 size_bytes,
                 len(chunk),
@@ -402,16 +423,22 @@ class AsyncProducer:
         partition: int | None = None,
         timestamp: int | None = None,
         headers: RecordHeaders | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | datetime | None = None,
     ) -> Delivery:
         """Accept a record and return a delivery; `await` it for the partition and offset.
 
-        The partition is the given one, else the hash of the key, else any. Never waits: see `wait_room`.
+        The partition is the given one, else the hash of the key, else any. Work queues deliver it after `delay` seconds
+        or at `deliver_at` (a `datetime` or milliseconds); other consumers at once. Never waits: see `wait_room`.
 
         Raises:
             OverloadedError: the buffer holds `buffer_bytes`; the record was not accepted.
             FencedError: another producer registered under the same name; this record was not accepted.
             RequestError: the record is not valid; it was not accepted.
         """
+        if delay is not None or deliver_at is not None:
+            headers = self.core.delay(headers, delay, deliver_at)
         delivery = self.core.add(value, key, partition, timestamp, headers)
         if delivery is None:
             raise OverloadedError(
@@ -426,9 +453,13 @@ class AsyncProducer:
         partition: int | None = None,
         timestamp: int | None = None,
         headers: RecordHeaders | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | datetime | None = None,
     ) -> Delivery:
         """Accept a record whose value is JSON, made of any value that JSON can hold; otherwise as `send`."""
-        return self.send(encode_json(value), key, partition, timestamp, headers)
+        encoded = encode_json(value)
+        return self.send(encoded, key, partition, timestamp, headers, delay=delay, deliver_at=deliver_at)
 
     @checked
     async def wait_room(self, size_bytes: int = 1) -> None:
@@ -441,15 +472,24 @@ class AsyncProducer:
                 return
             await freed
 
-    async def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
+    async def send_many(
+        self,
+        values: Any,
+        key: Value = None,
+        partition: int | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | datetime | None = None,
+    ) -> Deliveries:
         """Accept many records, waiting while the buffer is full; return one delivery for all of them.
 
         `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame,
         or a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent
-        unchanged. Without a partition or key they are spread over the partitions batch by batch.
+        unchanged. Without a partition or key they are spread over the partitions batch by batch. `delay` and
+        `deliver_at` are as in `send`, for text and bytes only: columns have headers of their own.
         """
         parts: list[tuple[Outcome, int, int]] = []
-        for put, size_bytes, count in self.core.chunks(values, key, partition):
+        for put, size_bytes, count in self.core.chunks(values, key, partition, delay, deliver_at):
             while (placed := put()) is None:
                 await self.wait_room(size_bytes)
             parts.append((*placed, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,17 +54,23 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
         headers: RecordHeaders | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | datetime | None = None,
     ) -> Delivery:
         """Accept a record and return a delivery; `.result()` waits for the partition and offset.
 
-        The partition is the given one, else the hash of the key, else any. Waits only while the buffer is full.
+        The partition is the given one, else the hash of the key, else any. Work queues deliver it after `delay` seconds
+        or at `deliver_at` (a `datetime` or milliseconds); other consumers at once. Waits only while the buffer is full.
 
         Raises:
             OverloadedError: the buffer stayed full for `timeout`; the record was not accepted.
             FencedError: another producer registered under the same name; this record was not accepted.
             RequestError: the record is not valid; it was not accepted.
         """
-        if headers is not None:
+        if delay is not None or deliver_at is not None:
+            headers = self._producer.core.delay(headers, delay, deliver_at)
+        elif headers is not None:
             headers = to_headers(headers)  # an iterator can be read once, and `_add` may have to be called again
         delivery = self._add(value, key, partition, timestamp, headers)
         while delivery is None:
@@ -78,19 +85,32 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
         headers: RecordHeaders | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | datetime | None = None,
     ) -> Delivery:
         """Accept a record whose value is JSON, made of any value that JSON can hold; otherwise as `send`."""
-        return self.send(encode_json(value), key, partition, timestamp, headers)
+        encoded = encode_json(value)
+        return self.send(encoded, key, partition, timestamp, headers, delay=delay, deliver_at=deliver_at)
 
-    def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
+    def send_many(
+        self,
+        values: Any,
+        key: Value = None,
+        partition: int | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | datetime | None = None,
+    ) -> Deliveries:
         """Accept many records, waiting while the buffer is full; return one delivery for all of them.
 
         `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame,
         or a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent
-        unchanged. Without a partition or key they are spread over the partitions batch by batch.
+        unchanged. Without a partition or key they are spread over the partitions batch by batch. `delay` and
+        `deliver_at` are as in `send`, for text and bytes only: columns have headers of their own.
         """
         parts: list[tuple[Outcome, int, int]] = []
-        for put, size_bytes, count in self._producer.core.chunks(values, key, partition):
+        for put, size_bytes, count in self._producer.core.chunks(values, key, partition, delay, deliver_at):
             while (placed := put()) is None:
                 self._wait_room(size_bytes)
             parts.append((*placed, count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas
@@ -29,6 +30,7 @@ from quiver.errors import (
 )
 from quiver.model import PartitionId, ProducerId
 from quiver.record import Batch, Compression, build_batch, decode_header
+from quiver.record.delay import find_deliver_at
 from quiver.routing.retry import Deadline
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import CallFaults
@@ -834,3 +836,62 @@ def test_number_that_json_cannot_hold_is_refused_and_not_stored_as_null(number: 
         with pytest.raises(RequestError, match="JSON has no number") as refused:
             encode_json(value)
         assert refused.value.code == "bad_json"
+
+
+def test_delayed_record_has_its_time_in_a_header() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("jobs", partitions=1)
+            producer = await cluster.producer("jobs")
+            now_ms = world.clock.wall_ms()
+            await producer.send("soon", headers={"trace": "1"}, delay=1.5)
+            await producer.send_json({"at": "noon"}, deliver_at=datetime(2030, 1, 1, tzinfo=UTC))
+            await producer.send("at", deliver_at=12)
+            await (await producer.send_many(["many", "more"], delay=60))
+            await producer.send("now")
+            found = [record for batch in world.cluster.partition("jobs", 0).batches for record in batch.records()]
+            due = [find_deliver_at(record.headers) for record in found]
+            assert due[0] is not None
+            assert now_ms + 1500 <= due[0] <= world.clock.wall_ms() + 1500
+            assert found[0].headers[0] == ("trace", b"1")
+            assert due[1:3] == [1_893_456_000_000, 12]
+            assert due[3] == due[4]
+            assert due[5] is None
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"delay": -1},
+        {"delay": "1"},
+        {"delay": True},
+        {"delay": float("nan")},
+        {"delay": 1e12},
+        {"delay": 1, "deliver_at": 1},
+        {"deliver_at": "tomorrow"},
+        {"deliver_at": -1},
+    ],
+)
+def test_delay_that_is_no_time_is_refused_before_anything_is_sent(given: dict[str, Any]) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("jobs", partitions=1)
+            producer = await cluster.producer("jobs")
+            with pytest.raises(RequestError, match="not sent") as caught:
+                producer.send("job", **given)
+            assert caught.value.code == "bad_delay"
+            with pytest.raises(RequestError, match="not sent"):
+                producer.send_json(1, **given)
+            with pytest.raises(RequestError, match="not sent"):
+                await producer.send_many(["job"], **given)
+            with pytest.raises(RequestError, match="headers of their own"):
+                await producer.send_many(pa.array(["job"]), delay=1)
+
+    world.run(scenario())
+    assert world.values("jobs") == []
