@@ -203,15 +203,6 @@ def test_advice_about_a_secret_file_does_not_blame_another_flag(
     assert "--token-file" not in shown
 
 
-def test_package_holds_the_unit_file() -> None:
-    unit = (files("quiver.deploy") / "quiver.service").read_text()
-    assert "[Service]" in unit
-    hardened = ("User=quiver", "UMask=0077", "StateDirectoryMode=0700", "NoNewPrivileges=true", "ProtectSystem=strict")
-    for line in hardened:
-        assert f"\n{line}\n" in unit
-    assert "\nCapabilityBoundingSet=\n" in unit, "none"
-
-
 def test_commands_and_options_are_completed() -> None:
     completion = ShellComplete(quiver, {}, "quiver", "_QUIVER_COMPLETE")
     assert [item.value for item in completion.get_completions([], "con")] == [
@@ -256,6 +247,7 @@ LOCAL = {
     "completion",
     "config",
     "context",
+    "deploy",
     "gateway",
     "history",
     "log",

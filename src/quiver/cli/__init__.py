@@ -45,6 +45,7 @@ SECTIONS = {
     "Access": ("user", "token", "role", "acl", "quota"),
     "Spark": ("pipeline",),
     "Files": ("log", "metadata", "backup", "recover"),
+    "Install": ("deploy",),
     "Reference": ("config", "gateway", "cli", "completion"),
     "Tests": ("sim", "history"),
 }

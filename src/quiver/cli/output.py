@@ -66,6 +66,7 @@ _ADVICE = {
     "unknown_consumer": "`quiver consumer list` lists the consumers",
     "unknown_producer": "`quiver producer list` lists the producers",
     "unknown_broker": "`quiver broker list` lists the brokers",
+    "unknown_file": "`quiver deploy list` lists the files",
     "unknown_hold": "`quiver hold list` lists the holds",
     "unknown_user": "`quiver user list` lists the users, `quiver user create` creates one",
     "unknown_role": "`quiver role list` lists the roles, `quiver role create` creates one",

@@ -1,4 +1,6 @@
-"""Files for packagers and operators: the systemd unit `quiver.service`, and completion scripts of shells.
+"""Files for packagers and operators: images, charts, units, alert rules, dashboards, and completion scripts of shells.
 
-`quiver completion SHELL` prints the same scripts; a test holds them equal.
+Most are links into `deploy/` at the root of the sources, where people look for them; in the wheel they are files.
+`quiver deploy` lists, prints and copies them. `quiver completion SHELL` prints the same scripts; a test holds them
+equal.
 """
