@@ -32,6 +32,7 @@ LAYERS = (
     ("record",),
     ("raft",),
     ("storage",),
+    ("groups",),
     ("wire",),
     ("routing",),
     ("replication",),
@@ -68,6 +69,7 @@ CLIENT = (
     "contexts",
     "metrics",
     "record",
+    "groups",
     "wire",
     "routing",
 )

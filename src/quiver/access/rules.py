@@ -25,6 +25,7 @@ from quiver.security.permissions import Permissions, ResourceKind, Verb, describ
 from quiver.security.principal import parse_principal
 from quiver.wire import admin_messages, messages, security_messages
 from quiver.wire.explain_messages import ExplainReplica
+from quiver.wire.queue_messages import GetQueue, QueueReceive, QueueRequest, QueueSettle
 from quiver.wire.requests import Request, Response, request_name
 
 Rule = Callable[[Permissions, View, Any, memoryview], None]
@@ -177,6 +178,11 @@ def _move_cursor(permissions: Permissions, view: View, request: messages.MoveCur
     require_consumers(permissions, view, (consumer_id for consumer_id, _ in request.cursors))
 
 
+def _queue(permissions: Permissions, view: View, request: QueueRequest, _: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    require_consumers(permissions, view, (request.group_id,))
+
+
 def _register_producer(
     permissions: Permissions, view: View, request: messages.RegisterProducerRequest, _: memoryview
 ) -> None:
@@ -235,7 +241,7 @@ def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> Non
 
 
 _VERBS.update(dict.fromkeys((_produce, _begin_epoch, _register_producer), Verb.WRITE))
-_VERBS.update(dict.fromkeys((_fetch, _consume, _consume_many, _move_cursor, _register_consumer), Verb.READ))
+_VERBS.update(dict.fromkeys((_fetch, _consume, _consume_many, _move_cursor, _queue, _register_consumer), Verb.READ))
 _VERBS.update({_forget_client: Verb.CONFIGURE, _release_hold: Verb.READ, _describe_node: Verb.READ})
 _VERBS.update({_explain_access: Verb.ADMIN, _nodes_only: Verb.ADMIN, _join: Verb.ADMIN})
 
@@ -279,6 +285,9 @@ RULES: dict[type[Request[Any]], Rule] = {
     messages.ConsumeMany: _consume_many,
     messages.GetCursors: _consume_many,
     messages.MoveCursor: _move_cursor,
+    QueueReceive: _queue,
+    QueueSettle: _queue,
+    GetQueue: _queue,
     # Between nodes.
     messages.SubmitCommand: _nodes_only,
     messages.BrokerHeartbeatRequest: _nodes_only,

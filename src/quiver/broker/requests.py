@@ -14,7 +14,7 @@ from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import ClientActivity
 from quiver.broker.replica_table import PartitionKey, ReplicaTable
 from quiver.clock import Clock
-from quiver.errors import ConflictError, NotAllowedError, NotFoundError, NotLeaderError, TrimmedError
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError, NotLeaderError, TrimmedError, UnavailableError
 from quiver.metadata import ConsumerRow, ProducerRow, Registration, StartFrom, View
 from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
@@ -43,6 +43,7 @@ from quiver.wire.messages import (
     ReadReplica,
     ReplicaRead,
 )
+from quiver.wire.queue_messages import GetQueue, QueueReceive, QueueRequest, QueueSettle
 from quiver.wire.requests import Done, Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
@@ -82,6 +83,9 @@ class BrokerRequests:
             ConsumeMany: self._consume_many,
             MoveCursor: self._move_cursor,
             GetCursors: self._get_cursors,
+            QueueReceive: self._refuse_queue,
+            QueueSettle: self._refuse_queue,
+            GetQueue: self._refuse_queue,
             GetMembers: self._get_members,
             ExplainReplica: self._explain_replica,
         }
@@ -192,6 +196,10 @@ class BrokerRequests:
             for cursor, start in zip(found.cursors, starts, strict=True)
         ]
         return CursorsFound(cursors=tuple(cursors), first_offset=found.first_offset, end_offset=found.end_offset), ()
+
+    async def _refuse_queue(self, _: Caller, request: QueueRequest, __: memoryview) -> Answer:
+        self._table.find_leader(request.topic_id, request.partition_id)
+        raise UnavailableError("not done: this node does not serve work queues yet", code="unsupported")
 
     def _admit_consumer(
         self, view: View, consumer_id: ConsumerId, request: Consume | ConsumeMany | MoveCursor

@@ -192,7 +192,8 @@ def example() -> Callable[[type[Request[Any]]], Request[Any]]:
         "cursors": [],
         "consumer_ids": [1],
         "offsets": [],
-        **dict.fromkeys(("partitions", "broker", "node", "id", "consumer_id", "producer_id", "epoch", "group"), 1),
+        **dict.fromkeys(("partitions", "broker", "node", "id", "consumer_id", "producer_id", "epoch"), 1),
+        **dict.fromkeys(("group", "group_id"), 1),
         "lasting_ms": 1,
         "limits": {"topics_max": 1},
     }

@@ -1,0 +1,59 @@
+"""How a work queue treats its records: the settings of a group that reads topics as queues. Pure.
+
+They are replicated with the group, and the partition's leader applies them to everything that it does from then on; a
+lease that was granted earlier keeps its deadline.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+LEASE_MS_MAX = 12 * 3_600_000
+"""Longest lease, also after it was extended: a record of a worker that is gone comes back within this time."""
+DELAY_MS_MAX = 366 * 24 * 3_600_000
+"""Longest delay of a retry."""
+IN_FLIGHT_MAX = 100_000
+"""Highest `in_flight_max`: the state of a partition has room for it whatever the order of acknowledgements is."""
+MULTIPLIER_MAX = 100.0
+
+QueueOrder = Literal["offset", "key"]
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The settings of one work queue."""
+
+    lease_ms: Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)] = 30_000
+    """How long a record belongs to the worker that received it; then it is delivered again."""
+    max_attempts: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
+    """Deliveries after which a record that is not acknowledged becomes a dead letter; 0: never."""
+    backoff_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 1_000
+    """Delay before the first retry of a record that a worker returned."""
+    backoff_max_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 300_000
+    """Longest delay before a retry."""
+    backoff_multiplier: Annotated[float, Meta(ge=1.0, le=MULTIPLIER_MAX)] = 2.0
+    """Factor by which the delay grows with each attempt."""
+    in_flight_max: Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] = 10_000
+    """Records per partition that are leased, waiting or dying; at this number no more are leased."""
+    order: QueueOrder = "offset"
+    """`key`: at most one record of a key is under way, and those of one key are delivered in their order."""
+    dead_letter_topic: Annotated[str, Meta(max_length=300)] = ""
+    """Topic for dead letters; empty: `dead_letter_topic_of` names it."""
+
+    def retry_delay_ms(self, attempt: int) -> int:
+        """Return the delay before the next delivery of a record that was delivered `attempt` times."""
+        delay_ms = float(self.backoff_ms)
+        for _ in range(attempt - 1):
+            if delay_ms >= self.backoff_max_ms:
+                break
+            delay_ms *= self.backoff_multiplier
+            if self.backoff_multiplier == 1.0:
+                break
+        return int(min(delay_ms, self.backoff_max_ms))
+
+
+def dead_letter_topic_of(settings: QueueSettings, *, topic: str, group: str) -> str:
+    """Return the topic that gets a queue's dead letters."""
+    return settings.dead_letter_topic or f"{topic}.{group}.dead"
