@@ -56,3 +56,8 @@ PartitionId = NewType("PartitionId", int)
 
 ConsumerId = NewType("ConsumerId", Annotated[int, Meta(ge=0, le=ID_MAX)])
 """A registered consumer."""
+
+SESSION_BITS = 20
+"""The low bits of a consumer's session; the bits above them are an index of the metadata, so that later sessions are
+higher. A plain consumer fills them at random: they order users of a name that registered at the same index. The epochs
+of a group's assignments have zeros there."""

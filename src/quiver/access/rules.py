@@ -23,7 +23,7 @@ from quiver.record.header import read_header
 from quiver.security.joining import parse_join_user
 from quiver.security.permissions import Permissions, ResourceKind, Verb, describe_resource
 from quiver.security.principal import parse_principal
-from quiver.wire import admin_messages, messages, security_messages
+from quiver.wire import admin_messages, group_messages, messages, security_messages
 from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.queue_messages import GetQueue, QueueReceive, QueueRequest, QueueSettle
 from quiver.wire.requests import Request, Response, request_name
@@ -211,6 +211,38 @@ def _forget_client(permissions: Permissions, view: View, request: messages.Forge
     require_owner(permissions, row, request.kind)
 
 
+def _join_group(permissions: Permissions, view: View, request: group_messages.JoinGroup, _: memoryview) -> None:
+    require_known(permissions)  # the coordinator leaves out topics of a pattern that a member may not read
+    for topic in request.topics:
+        require(permissions, Verb.READ, ResourceKind.TOPIC, topic)
+    require_owner(permissions, view.consumer(request.group), "consumer")
+
+
+def _group_id(
+    permissions: Permissions,
+    view: View,
+    request: group_messages.GroupHeartbeat | group_messages.LeaveGroup,
+    _: memoryview,
+) -> None:
+    require_known(permissions)
+    require_consumers(permissions, view, (request.group_id,))
+
+
+def _group(
+    permissions: Permissions,
+    view: View,
+    request: group_messages.ConfigureGroup | group_messages.DeleteGroup | group_messages.RestartGroup,
+    _: memoryview,
+) -> None:
+    require_known(permissions)
+    for topic in getattr(request, "topics", ()):
+        require(permissions, Verb.READ, ResourceKind.TOPIC, topic)
+    row = view.consumer(request.group)
+    if row is None or not row.owner:
+        require(permissions, Verb.CONFIGURE, ResourceKind.CONSUMER, request.group)
+    require_owner(permissions, row, "consumer")
+
+
 def _release_hold(
     permissions: Permissions, view: View, request: admin_messages.ReleaseHoldRequest, _: memoryview
 ) -> None:
@@ -242,6 +274,7 @@ def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> Non
 
 _VERBS.update(dict.fromkeys((_produce, _begin_epoch, _register_producer), Verb.WRITE))
 _VERBS.update(dict.fromkeys((_fetch, _consume, _consume_many, _move_cursor, _queue, _register_consumer), Verb.READ))
+_VERBS.update({_join_group: Verb.READ, _group_id: Verb.READ, _group: Verb.CONFIGURE})
 _VERBS.update({_forget_client: Verb.CONFIGURE, _release_hold: Verb.READ, _describe_node: Verb.READ})
 _VERBS.update({_explain_access: Verb.ADMIN, _nodes_only: Verb.ADMIN, _join: Verb.ADMIN})
 
@@ -288,6 +321,14 @@ RULES: dict[type[Request[Any]], Rule] = {
     QueueReceive: _queue,
     QueueSettle: _queue,
     GetQueue: _queue,
+    # Consumer groups.
+    group_messages.JoinGroup: _join_group,
+    group_messages.GroupHeartbeat: _group_id,
+    group_messages.LeaveGroup: _group_id,
+    group_messages.DescribeGroups: _known,
+    group_messages.ConfigureGroup: _group,
+    group_messages.DeleteGroup: _group,
+    group_messages.RestartGroup: _group,
     # Between nodes.
     messages.SubmitCommand: _nodes_only,
     messages.BrokerHeartbeatRequest: _nodes_only,
@@ -325,6 +366,18 @@ def _seen_clients(permissions: Permissions, view: View, found: admin_messages.Cl
     return admin_messages.ClientsFound(clients=tuple(seen))
 
 
+def _seen_groups(permissions: Permissions, view: View, found: group_messages.GroupsFound) -> Response:
+    if permissions.allows(Verb.READ, ResourceKind.CLUSTER):
+        return found
+    seen = []
+    for one in found.groups:
+        row = view.consumers.get(one.group_id)
+        is_own = row is not None and row.owner == permissions.owner
+        if is_own or permissions.allows(Verb.READ, ResourceKind.CONSUMER, one.group):
+            seen.append(one)
+    return group_messages.GroupsFound(groups=tuple(seen))
+
+
 def _seen_holds(permissions: Permissions, _: View, found: admin_messages.HoldsFound) -> Response:
     return admin_messages.HoldsFound(holds=tuple(one for one in found.holds if permissions.sees_topic(one.topic)))
 
@@ -341,6 +394,7 @@ FILTERS: dict[type[Request[Any]], ResponseFilter] = {
     messages.GetMetadata: _seen_metadata,
     admin_messages.ListClients: _seen_clients,
     admin_messages.ListHolds: _seen_holds,
+    group_messages.DescribeGroups: _seen_groups,
 }
 
 AUDITED: frozenset[type[Request[Any]]] = frozenset(
@@ -357,6 +411,9 @@ AUDITED: frozenset[type[Request[Any]]] = frozenset(
         messages.DeleteTopicRequest,
         messages.RestoreTopicRequest,
         messages.ForgetClientRequest,
+        group_messages.ConfigureGroup,
+        group_messages.DeleteGroup,
+        group_messages.RestartGroup,
         *get_args(security_messages.SecurityChange),
     )
 )
@@ -375,7 +432,20 @@ def describe_operation(request: Request[Any], correlation_id: int = 0) -> Audite
 
 
 def _describe_resource(request: Any) -> str:
-    for field in ("topic", "user", "role", "token_id", "grant", "subject", "broker", "node", "topic_id", "id", "name"):
+    for field in (
+        "topic",
+        "group",
+        "user",
+        "role",
+        "token_id",
+        "grant",
+        "subject",
+        "broker",
+        "node",
+        "topic_id",
+        "id",
+        "name",
+    ):
         value = getattr(request, field, None)
         if value is not None and value != "":
             return f"{field} {value}"

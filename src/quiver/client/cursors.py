@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from quiver.client.prefetch import find_offset
 from quiver.errors import NotAllowedError, NotFoundError, OutOfRangeError, RequestError
-from quiver.model import ConsumerId, Offset, PartitionId
+from quiver.model import SESSION_BITS, ConsumerId, Offset, PartitionId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.tasks import gather_first_error
@@ -30,9 +30,6 @@ from quiver.wire.messages import (
     Selection,
     TopicInfo,
 )
-
-SESSION_BITS: Final = 20
-"""Random bits of a session: they order users of a name that registered at the same index of the metadata."""
 
 
 async def register_consumer(

@@ -131,6 +131,7 @@ class View:
         "_quota_table",
         "brokers",
         "consumers",
+        "consumers_by_name",
         "counters",
         "grants",
         "heartbeats",
@@ -167,6 +168,7 @@ class View:
         self.grants: Mapping[tuple[str, str, str, str, bool], GrantRow] = tables[Table.GRANTS]
         self.quotas: Mapping[str, QuotaRow] = tables[Table.QUOTAS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
+        self.consumers_by_name: Mapping[str, ConsumerId] = state.names[Table.CONSUMERS]
         self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
         if previous is not None and previous.consumers is self.consumers:
             self._consumers_by_topic = previous._consumers_by_topic
@@ -229,6 +231,11 @@ class View:
         """Return the active topic of a name."""
         topic_id = self.topics_by_name.get(name)
         return None if topic_id is None else self.topics[topic_id]
+
+    def consumer(self, name: str) -> ConsumerRow | None:
+        """Return the consumer of a name."""
+        consumer_id = self.consumers_by_name.get(name)
+        return None if consumer_id is None else self.consumers[consumer_id]
 
     def topic_made_by(self, request_id: str, name: str) -> TopicRow | None:
         """Return the topic that a request created, even if it was deleted since."""

@@ -1,7 +1,7 @@
 """Requests and responses: one frozen type each. Pure.
 
 `admin_messages` has those for administration, `security_messages` those for authentication and permissions,
-`queue_messages` those of work queues.
+`queue_messages` those of work queues, `group_messages` those of consumer groups.
 
 A data request (`Produce`, `Fetch`, …) is sent to the partition's leader; any other node refuses it with `not_leader`
 and names the leader. All other requests can be sent to any node, which forwards those that it cannot handle itself.
@@ -22,6 +22,7 @@ from quiver.features import LEVEL_MIN
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.admin_messages import AdminRequest
 from quiver.wire.explain_messages import ExplainReplica
+from quiver.wire.group_messages import GroupRequest
 from quiver.wire.queue_messages import QueueRequest
 from quiver.wire.requests import (
     RESULTS_MAX,
@@ -569,6 +570,7 @@ AnyRequest = (
     AdminRequest
     | SecurityRequest
     | QueueRequest
+    | GroupRequest
     | GetMetadata
     | ExplainReplica
     | CreateTopicRequest

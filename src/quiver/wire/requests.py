@@ -3,7 +3,7 @@
 A request is the head of a frame, tagged with its name; its bytes, such as batches, follow as the frame's payload.
 `Request[R]` names the type of its response. A field that is added later must have a default with the meaning that its
 absence had: it is not sent to programs that do not know it (`quiver.features`), and unknown fields are ignored.
-`messages`, `admin_messages`, `security_messages` and `queue_messages` define the requests.
+`messages`, `admin_messages`, `security_messages`, `group_messages` and `queue_messages` define the requests.
 """
 
 from __future__ import annotations

@@ -53,6 +53,18 @@ from quiver.wire.admin_messages import (
     NodeDescribed,
     ProblemInfo,
 )
+from quiver.wire.group_messages import (
+    ConfigureGroup,
+    DeleteGroup,
+    DescribeGroups,
+    GroupHeartbeat,
+    GroupInfo,
+    GroupRequest,
+    GroupsFound,
+    JoinGroup,
+    LeaveGroup,
+    RestartGroup,
+)
 from quiver.wire.messages import (
     AnyRequest,
     BeginEpoch,
@@ -206,6 +218,8 @@ def example() -> Callable[[type[Request[Any]]], Request[Any]]:
         }
         if kind is ExplainAccess:
             fields["kind"] = "topic"
+        if kind in get_args(GroupRequest):
+            fields |= {"group": "x", "group_id": 1}
         made: Request[Any] = msgspec.convert(fields, kind)
         return made
 
@@ -266,6 +280,39 @@ def test_cursors_are_their_owners(world: World) -> None:
     ):
         assert world.check("alice", request) == ""
         assert world.check("bob", request) == "not_owner"
+
+
+def test_groups_belong_to_their_owner_and_joining_needs_to_read_the_topics(world: World) -> None:
+    for user in ("alice", "bob"):
+        world.grant(f"user:{user}", "read")
+    world.do(
+        RegisterConsumerCommand(
+            now_ms=1, topics=(TopicSelection("logs.web"),), request_id="billing", principal="user:alice"
+        )
+    )
+    one = ConsumerId(1)
+    for request in (
+        JoinGroup(group="billing", topics=("logs.web",), member_id="m"),
+        GroupHeartbeat(group_id=one, member_id="m"),
+        LeaveGroup(group_id=one, member_id="m"),
+        ConfigureGroup(group="billing"),
+        DeleteGroup(group="billing"),
+        RestartGroup(group="billing"),
+    ):
+        assert world.check("alice", request) == ""
+        assert world.check("bob", request) == "not_owner"
+    assert world.check("bob", JoinGroup(group="own", topics=("logs.web",), member_id="m")) == ""
+    assert world.check("bob", JoinGroup(group="own", topics=("secret",), member_id="m")) == "not_allowed"
+    assert world.check("bob", JoinGroup(group="own", pattern="*", member_id="m")) == ""
+    assert world.check("bob", ConfigureGroup(group="own", topics=("logs.web",))) == "not_allowed"
+    world.grant("user:bob", "configure", "consumer", "o")
+    assert world.check("bob", ConfigureGroup(group="own", topics=("logs.web",))) == ""
+    identity = ConnectionIdentity(user_principal("bob"))
+    _, keep = world.control.check(identity, DescribeGroups(), memoryview(b""))
+    assert keep is not None
+    found = GroupsFound(groups=(GroupInfo(group="billing", group_id=one),))
+    assert world.control.filter(identity, keep, found) == GroupsFound()
+    assert world.control.filter(ConnectionIdentity(user_principal("alice")), keep, found) == found
 
 
 def test_internal_topics_are_for_administrators(world: World) -> None:
