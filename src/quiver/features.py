@@ -53,6 +53,7 @@ LEVELS = (
             "users, tokens, roles and grants; owners of clients; the principal of every change in the metadata's log",
             "quotas of principals, roles and topics; owners of topics",
             "topics whose replicas encrypt their files",
+            "work queues: leases, acknowledgements and dead letters in every partition",
         ),
     ),
 )

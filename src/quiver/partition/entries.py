@@ -8,7 +8,8 @@ tagged msgpack array. The version is the lowest feature level whose programs kno
 - *cursors*: consumers have moved, many in one entry;
 - *state snapshot*: the whole state after every entry before this one;
 - *trim*: records below an offset are removed, and entries below a state snapshot are no longer needed;
-- *forget*: the state of producers and consumers is dropped.
+- *forget*: the state of producers and consumers is dropped;
+- *queue*: records of work queues are leased and settled, any number of operations in one entry.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from quiver.errors import DecodeError, UnknownVersionError
 from quiver.features import LEVEL_MAX, LEVEL_MIN, version_of
 from quiver.model import ConsumerId, Index, Offset, ProducerId
+from quiver.partition.queue_operations import QueueOperation, QueuePart
 from quiver.record import HEADER_BYTES, Batch, build_control_batch
 from quiver.replication import CONTROL_STATE
 
@@ -74,6 +76,8 @@ class StateSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """Metadata index by which clients were last found to be removed; a check against older metadata may admit them."""
     sessions: tuple[tuple[ConsumerId, int], ...] = ()
     """The last session of each consumer that has one, sorted by consumer."""
+    queues: tuple[QueuePart, ...] = ()
+    """The windows of work queues, in small rows, sorted by group."""
 
 
 class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -111,7 +115,13 @@ class ForgetEntry(msgspec.Struct, frozen=True, array_like=True, tag=5):
     consumers: tuple[ConsumerId, ...] = ()
 
 
-PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry | ForgetEntry
+class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Operations of work queues, in the order in which they are applied."""
+
+    operations: tuple[QueueOperation, ...]
+
+
+PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry | ForgetEntry | QueueEntry
 
 _TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(PartitionEntry))
 _SNAPSHOT_TAG = StateSnapshotEntry.__struct_config__.tag

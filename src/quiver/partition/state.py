@@ -1,8 +1,8 @@
 """The replicated state machine of a partition, computed by every replica from its committed batches.
 
-It holds the producer table, the consumers' cursors, the first offset, the high watermark, and the index up to which all
-of this is applied. All of it is in one snapshot, so that no part can be newer than another (R17). It never reads
-records.
+It holds the producer table, the consumers' cursors, the windows of work queues, the first offset, the high watermark,
+and the index up to which all of this is applied. All of it is in one snapshot, so that no part can be newer than
+another (R17). It never reads records.
 
 A member that joins late starts with a *blank* state at the log's start, which is incomplete until a state snapshot
 entry is applied. Until then the member lags behind the commit index, so it can neither lead nor answer.
@@ -27,6 +27,7 @@ from quiver.partition.entries import (
     CursorsEntry,
     FenceEntry,
     ForgetEntry,
+    QueueEntry,
     StateSnapshot,
     StateSnapshotEntry,
     TrimEntry,
@@ -36,6 +37,8 @@ from quiver.partition.entries import (
     snapshot_document,
 )
 from quiver.partition.producers import ProducerTable
+from quiver.partition.queue_operations import QueueOperation
+from quiver.partition.queue_window import QueueWindow, apply_operation, freeze_windows, frozen_parts
 from quiver.partition.state_codec import DecodedState, FrozenContents, decode_steps, encode_steps
 from quiver.record import Batch, BatchHeader
 
@@ -66,6 +69,11 @@ class PartitionState:
         self.cursors: dict[ConsumerId, Offset] = {}
         self.sessions: dict[ConsumerId, int] = {}
         """The last session of consumers that have one: moves of earlier sessions are refused."""
+        self.queues: dict[ConsumerId, QueueWindow] = {}
+        """The windows of work queues; `cursors` has the first unsettled offset of each."""
+        self.queue_resets = 0
+        """Counts changes of windows other than by *queue* entries, in this process: whoever planned with them starts
+        again."""
         self.applied_index = Index(0)
         self.end_offset = Offset(0)
         """The high watermark: the first offset not known to be committed."""
@@ -175,6 +183,7 @@ class PartitionState:
             trim_points=tuple(self.trim_points),
             metadata_index=self.metadata_index,
             sessions=tuple(sorted(self.sessions.items())),
+            queues=tuple(frozen_parts(freeze_windows(self.queues))),
         )
 
     def _freeze(self) -> FrozenContents:
@@ -185,6 +194,7 @@ class PartitionState:
             tuple(self.trim_points),
             self.metadata_index,
             self.sessions.copy(),
+            freeze_windows(self.queues),
         )
 
     def cursor(self, consumer_id: ConsumerId) -> Offset | None:
@@ -230,12 +240,16 @@ class PartitionState:
             case CursorsEntry(cursors, sessions):
                 self.cursors.update(cursors)
                 self.sessions.update(sessions)
+                if self.queues:
+                    self._reset_queues(cursors)
             case StateSnapshotEntry(contents):
                 self._apply_snapshot(contents, batch)
             case TrimEntry(index, offset):
                 self._trim(index, offset)
             case ForgetEntry():
                 self._forget(entry)
+            case QueueEntry(operations):
+                self._apply_queue(operations)
             case unknown:
                 assert_never(unknown)
 
@@ -256,18 +270,43 @@ class PartitionState:
         self.first_offset = max(self.first_offset, offset)
         self.trimmed_index = max(self.trimmed_index, index)
         self.trim_points = [point for point in self.trim_points if point.index >= self.trimmed_index]
+        for group_id, window in self.queues.items():
+            if window.trim(self.first_offset):
+                self.cursors[group_id] = window.first_unsettled
+                self.queue_resets += 1
+
+    def _apply_queue(self, operations: Sequence[QueueOperation]) -> None:
+        windows = self.queues
+        for operation in operations:
+            apply_operation(windows, operation)
+        # Derived, so that lag, retention and whoever reads cursors know what is not settled.
+        for group_id in {operation.group_id for operation in operations} & windows.keys():
+            self.cursors[group_id] = windows[group_id].first_unsettled
+
+    def _reset_queues(self, cursors: Sequence[tuple[ConsumerId, Offset]]) -> None:
+        """Begin the queues among these consumers again at their new cursors."""
+        for group_id, offset in cursors:
+            window = self.queues.get(group_id)
+            if window is not None:
+                window.reset(offset)
+                self.cursors[group_id] = window.first_unsettled
+                self.queue_resets += 1
 
     def _forget(self, entry: ForgetEntry) -> None:
         self.producers.forget(entry.producers)
         for consumer_id in entry.consumers:
             self.cursors.pop(consumer_id, None)
             self.sessions.pop(consumer_id, None)
+            if self.queues.pop(consumer_id, None) is not None:
+                self.queue_resets += 1
         self.metadata_index = max(self.metadata_index, entry.metadata_index)
 
     def _replace(self, found: DecodedState) -> None:
         self.first_offset, self.trimmed_index, self.record_bytes, self.newest_ms = found.head
         self.producers.adopt(found.producers)
         self.cursors, self.sessions = found.cursors, found.sessions
+        self.queues = found.queues
+        self.queue_resets += 1
         self.trim_points = found.trim_points
         self.metadata_index = found.metadata_index
 

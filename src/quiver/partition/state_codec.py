@@ -18,6 +18,8 @@ import msgspec
 from quiver.errors import DecodeError
 from quiver.model import ConsumerId, Index, Offset, ProducerId
 from quiver.partition.entries import ProducerSnapshot, StateSnapshot, TrimPoint
+from quiver.partition.queue_operations import QueuePart
+from quiver.partition.queue_window import FrozenWindow, QueueWindow, add_part, count_parts, frozen_parts
 from quiver.replication import SLICE_ROWS, array_header, encode_rows, encode_sorted
 
 _CONTENTS_ITEMS = len(StateSnapshot.__struct_fields__)
@@ -37,6 +39,7 @@ class FrozenContents(msgspec.Struct, frozen=True):
     trim_points: Sequence[TrimPoint]
     metadata_index: Index
     sessions: dict[ConsumerId, int]
+    queues: dict[ConsumerId, FrozenWindow]
 
 
 class DecodedState(msgspec.Struct):
@@ -50,6 +53,7 @@ class DecodedState(msgspec.Struct):
     trim_points: list[TrimPoint] = []
     metadata_index: Index = Index(0)
     sessions: dict[ConsumerId, int] = {}
+    queues: dict[ConsumerId, QueueWindow] = {}
 
     def take(self, contents: StateSnapshot) -> None:
         """Take over contents that were decoded as a whole."""
@@ -59,6 +63,8 @@ class DecodedState(msgspec.Struct):
         self.trim_points = list(contents.trim_points)
         self.metadata_index = contents.metadata_index
         self.sessions = dict(contents.sessions)
+        for part in contents.queues:
+            add_part(self.queues, part)
 
 
 DecodeWhole = Callable[[bytes], tuple[Sequence[Any], StateSnapshot]]
@@ -88,10 +94,12 @@ class _SliceIndex(msgspec.Struct, frozen=True, array_like=True):
 
     contents: int
     rows: int
-    """Rows in every slice but the last."""
+    """Rows in every slice but the last; a slice of queues has one."""
     producers: _TableIndex
     cursors: _TableIndex
     sessions: _TableIndex
+    queues: _TableIndex | None = None
+    """None in documents of programs that know no work queues."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,6 +108,7 @@ _head_decoder = msgspec.msgpack.Decoder(tuple[Offset, Index, int, int])
 _producers_decoder = msgspec.msgpack.Decoder(list[ProducerSnapshot])
 _pairs_decoder = msgspec.msgpack.Decoder(list[tuple[ConsumerId, Offset]])
 """For cursors, and for sessions, whose values are plain numbers as well."""
+_parts_decoder = msgspec.msgpack.Decoder(list[QueuePart])
 _middle_decoder = msgspec.msgpack.Decoder(tuple[list[TrimPoint], Index])
 
 
@@ -114,7 +123,9 @@ def encode_steps(items: Sequence[object], contents: FrozenContents) -> Iterator[
     middle = _encode(contents.trim_points) + _encode(contents.metadata_index)
     rows = encode_sorted(sessions, lambda key: (key, sessions[key]))
     sessions_at = yield from _encode_table(middle, cursors_at.end, len(sessions), rows)
-    index = _encode(_SliceIndex(len(begin), SLICE_ROWS, producers_at, cursors_at, sessions_at))
+    rows = map(_encode, frozen_parts(contents.queues))
+    queues_at = yield from _encode_table(b"", sessions_at.end, count_parts(contents.queues), rows)
+    index = _encode(_SliceIndex(len(begin), SLICE_ROWS, producers_at, cursors_at, sessions_at, queues_at))
     yield index + _TAIL.pack(_TAIL_TYPE, _MAGIC, len(index))
 
 
@@ -154,6 +165,10 @@ def decode_steps(data: bytes, found: DecodedState, decode_whole: DecodeWhole) ->
             for rows in _slices(data, table, index.rows):
                 pairs.update(_pairs_decoder.decode(rows))
                 yield
+        for rows in _slices(data, index.queues, 1) if index.queues is not None else ():
+            for part in _parts_decoder.decode(rows):
+                add_part(found.queues, part)
+            yield
         middle = data[index.cursors.end : index.sessions.header]
         found.trim_points, found.metadata_index = _middle_decoder.decode(array_header(2) + middle)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

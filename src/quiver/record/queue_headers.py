@@ -1,14 +1,9 @@
-"""The record headers of work queues: when a record may be delivered, and where a dead letter comes from. Pure."""
+"""The record headers of dead letters: where they come from, how often they were delivered, and why they died. Pure.
+
+`delay` has the header of records that are to be delivered later.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-
-from quiver.errors import RequestError
-
-DELIVER_AT_HEADER = "quiver-deliver-at"
-"""Queues deliver the record no earlier than this time: milliseconds since 1970 in decimal digits. Streams ignore it."""
-DELIVER_AT_MAX_MS = 1 << 53
 
 DEAD_TOPIC_HEADER = "quiver-dead-topic"
 DEAD_PARTITION_HEADER = "quiver-dead-partition"
@@ -18,22 +13,19 @@ DEAD_ATTEMPTS_HEADER = "quiver-dead-attempts"
 DEAD_REASON_HEADER = "quiver-dead-reason"
 DEAD_TIME_HEADER = "quiver-dead-time"
 """When the record died: milliseconds since 1970 in decimal digits."""
+DEAD_LOST_HEADER = "quiver-dead-lost"
+"""Why the dead letter has no value although the record had one: retention removed it before it could be moved."""
 
-
-def deliver_at_header(deliver_at_ms: int) -> tuple[str, bytes]:
-    """Return the header of a record that is delivered no earlier than a time.
-
-    Raises:
-        RequestError: the time is before 1970, or too far away.
-    """
-    if not 0 <= deliver_at_ms <= DELIVER_AT_MAX_MS:
-        raise RequestError(f"not done: a record cannot be delivered at {deliver_at_ms} ms since 1970")
-    return DELIVER_AT_HEADER, str(deliver_at_ms).encode()
-
-
-def find_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> int:
-    """Return when a record may be delivered, in ms since 1970; 0 (at once) without a valid header."""
-    for name, value in headers:
-        if name == DELIVER_AT_HEADER and value is not None and len(value) <= len(str(DELIVER_AT_MAX_MS)):
-            return min(int(value), DELIVER_AT_MAX_MS) if value.isdigit() else 0
-    return 0
+DEAD_HEADERS = frozenset(
+    (
+        DEAD_TOPIC_HEADER,
+        DEAD_PARTITION_HEADER,
+        DEAD_OFFSET_HEADER,
+        DEAD_GROUP_HEADER,
+        DEAD_ATTEMPTS_HEADER,
+        DEAD_REASON_HEADER,
+        DEAD_TIME_HEADER,
+        DEAD_LOST_HEADER,
+    )
+)
+"""All of them: a dead letter that dies again, or is sent back to its topic, loses the old ones."""
