@@ -234,6 +234,7 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "Grant": _grant,
     "QuotaLimits": _limits,
     "int": _number,
+    "Shift": _int,
     "float": _seconds,
     "Iterable[int]": _numbers,
     "Mapping[int, int]": _offsets,
@@ -246,4 +247,5 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "RetentionInfo": _retention,
     "pa.Schema": _schema,
     "OnProgress": _callback,
+    "OnPartitions": _callback,
 }

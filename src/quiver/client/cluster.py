@@ -10,7 +10,6 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from copy import copy
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
@@ -18,13 +17,15 @@ import msgspec
 
 from quiver.client.administration import AsyncClusterAdministration
 from quiver.client.arguments import check_arguments
-from quiver.client.consumer import AsyncConsumer, parse_seek_target
-from quiver.client.consumer_core import ConsumerCore, SeekTarget, parse_subscription
-from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
+from quiver.client.consumer import AsyncConsumer
+from quiver.client.consumer_core import ConsumerCore, Subscription, parse_subscription
+from quiver.client.cursors import NamedCursors
 from quiver.client.diagnosis import Diagnose
 from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds
 from quiver.client.frames import require_arrow
-from quiver.client.holds import find_holds, place_hold, release_hold
+from quiver.client.group_consumer import GroupConsumerCore
+from quiver.client.group_options import Member, OnPartitions, parse_member
+from quiver.client.membership_host import MakeTransport, MembershipHost
 from quiver.client.options import (
     ClusterOptions,
     ConsumerOptions,
@@ -40,25 +41,19 @@ from quiver.client.ranges import OffsetSpecs, OnProgress, RangeReader, ReplicaRe
 from quiver.client.scan import AsyncScan, ScanBound, plan_scan
 from quiver.client.topics import TopicDescription, describe_topic
 from quiver.clock import Clock, Rng
-from quiver.errors import NotFoundError, OverloadedError, RequestError, UnavailableError
-from quiver.model import ConsumerId, PartitionId
+from quiver.errors import OverloadedError, RequestError, UnavailableError
+from quiver.model import PartitionId
 from quiver.record import Batch
 from quiver.routing.created_topic import check_encrypted
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
-from quiver.wire.admin_messages import (
-    ClientInfo,
-    HoldInfo,
-    ListClients,
-)
 from quiver.wire.messages import (
     AddPartitionsRequest,
     ConfigureTopicRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
-    ForgetClientRequest,
     GetMetadata,
     RestoreTopicRequest,
     RetentionInfo,
@@ -98,8 +93,13 @@ class AsyncCluster(AsyncClusterAdministration):
         owned: AbstractAsyncContextManager[object] | None = None,
         http_get: HttpGet = http_get,
         diagnose: Diagnose | None = None,
+        make_transport: MakeTransport | None = None,
     ) -> None:
-        """Accept addresses of some nodes; `owned` is opened before the first request and closed after the last."""
+        """Accept addresses of some nodes; `owned` is opened before the first request and closed after the last.
+
+        `make_transport` makes the connections of group memberships, which run on a thread of their own; without it
+        they use `transport` and run on the loop that uses this object.
+        """
         self.options = options or ClusterOptions()
         check_options(self.options)
         self._seeds = parse_seeds(addresses)
@@ -108,6 +108,7 @@ class AsyncCluster(AsyncClusterAdministration):
         self._cache = MetadataCache(clock)
         self.router = Router(transport, self._cache, clock=clock, rng=rng, options=self.options)
         self._cursors = NamedCursors(self.router)
+        self._membership_host = MembershipHost(self.router, make_transport)
         self._made = AsyncExitStack()
         self._clients: dict[ProducerCore | ConsumerCore, None] = {}
         """Producers and consumers that are open, the oldest first."""
@@ -122,6 +123,7 @@ class AsyncCluster(AsyncClusterAdministration):
         try:
             if self._owned is not None:
                 await self._made.enter_async_context(self._owned)
+            self._made.push_async_callback(self._membership_host.close)
             self._made.push_async_callback(self._close_clients)
             deadline = self.router.deadline(min(self.options.timeout_ms, CONNECT_MS_MAX))
             await self._find_nodes(deadline)
@@ -267,54 +269,6 @@ class AsyncCluster(AsyncClusterAdministration):
         """Return a topic with the state of every partition, as reported by its leader."""
         return await describe_topic(self.router, topic)
 
-    # -- clients ---------------------------------------------------------------------------------
-
-    async def clients(
-        self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None
-    ) -> list[ClientInfo]:
-        """Return the registered producers and consumers, optionally of one kind or topic."""
-        request = ListClients(kind=kind, topic=topic)
-        return list((await self._ask(request)).clients)
-
-    async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - the public name of the argument
-        """Remove a producer or consumer; its cursors no longer keep records from retention."""
-        self._record_index(await self._ask(ForgetClientRequest(kind=kind, id=id)))
-
-    async def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
-        """Return a consumer's cursor and lag in all its partitions, or in those of one topic.
-
-        Raises:
-            NotFoundError: unknown consumer, or not registered for that topic (`unknown_consumer`).
-        """
-        known = next((client for client in await self.clients("consumer", topic) if client.id == consumer_id), None)
-        if known is None:
-            scope = "" if topic is None else f" of topic {topic!r}"
-            raise NotFoundError(f"unknown consumer {consumer_id}{scope}", code="unknown_consumer")
-        return await find_lag(self.router, ConsumerId(consumer_id), known.topics if topic is None else (topic,))
-
-    async def reset(
-        self,
-        consumer_id: int,
-        topic: str,
-        offset: SeekTarget | None = None,
-        *,
-        timestamp: int | datetime | None = None,
-        partitions: Iterable[int] = (),
-    ) -> None:
-        """Move a consumer's cursors to an offset, "earliest", "latest", or the first record since a timestamp.
-
-        Stop the consumer first: one that runs keeps its positions and overwrites the cursors with its next commit.
-
-        Raises:
-            NotFoundError: unknown consumer, topic or partition.
-            NotAllowedError: the consumer is not registered for one of `partitions`; no cursor was moved.
-            OutOfRangeError: the offset is beyond a partition's end; no cursor was moved.
-        """
-        target, is_timestamp = parse_seek_target(offset, timestamp)
-        named = tuple(map(PartitionId, partitions))
-        consumer = ConsumerId(consumer_id)
-        await reset_cursors(self.router, consumer, topic, target, is_timestamp=is_timestamp, partitions=named)
-
     # -- records ---------------------------------------------------------------------------------
 
     async def producer(
@@ -383,6 +337,14 @@ class AsyncCluster(AsyncClusterAdministration):
         fetch_bytes: int = 4 << 20,
         prefetch_bytes: int = 16 << 20,
         digests: bool = False,
+        group: str | None = None,
+        instance: str = "",
+        rack: str = "",
+        session_timeout: float = 10.0,
+        max_processing_time: float | None = None,
+        commit_on_release: bool = True,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
     ) -> AsyncConsumer:
         """Return a consumer of the records of a topic, of several topics, or of all topics that match a pattern.
 
@@ -390,12 +352,18 @@ class AsyncCluster(AsyncClusterAdministration):
         or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last commit, a new
         consumer at `start`. A name has one user at a time: the newest one, and earlier ones get `FencedError`. Without
         a name it starts at `start` and leaves no state in the cluster.
+
+        With a `group` it is a member: members share the partitions of their topics and the cursors of the consumer
+        with that name, and each reads what is assigned to it at the time. The SDK's own thread shows that it lives; if
+        its process is gone for `session_timeout` seconds, or it takes longer than `max_processing_time` for what it
+        received, others get its partitions. Positions are committed before a partition is released and at the end, with
+        `commit_on_release`. `on_assign` and `on_revoke` get topics and partitions, while it waits for records or
+        closes; in threads they run in one of the SDK's. An `instance` is restarted without a rebalance; partitions with
+        leaders in the `rack` are preferred.
         `auto_commit` (seconds) is the interval of automatic commits of the records that the application has finished.
         `idle_timeout` (seconds) ends an iteration after so long without a record. With `digests` it publishes digests
         of received records under its name, for audits.
         """
-        if digests and not name:
-            raise RequestError("digests need a consumer with a name: pass name=...", code="no_consumer_name")
         options = ConsumerOptions(
             start=start,
             auto_commit_ms=None if auto_commit is None else to_ms(auto_commit, "auto_commit"),
@@ -405,22 +373,15 @@ class AsyncCluster(AsyncClusterAdministration):
         )
         check_options(options)
         subscription = parse_subscription(topic, partitions)
-        if digests and subscription.pattern is not None:
-            raise RequestError("digests need topics by name, not a pattern", code="bad_topics")
-        core = await ConsumerCore.open(
-            self.router,
-            subscription,
-            name=name or "",
-            consumer_id=consumer_id,
-            options=options,
-            deadline=self.router.deadline(),
-            digest_reporters={
-                one: await self._make_digest_reporter("consumer", name or "", one)
-                for one in (subscription.topics if digests else ())
-            },
-        )
-        self._keep(core)
         idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
+        member = parse_member(
+            group, instance, rack, session_timeout, max_processing_time, commit_on_release, on_assign, on_revoke
+        )
+        if member is None:
+            core = await self._open_consumer(subscription, name or "", consumer_id, options, is_digesting=digests)
+        else:
+            member.check_alone(name, consumer_id, subscription.partitions, is_digesting=digests)
+            core = await self._join_group(subscription, member, options)
         return AsyncConsumer(core, self.router, idle_timeout_ms=idle_timeout_ms)
 
     # -- ranges of offsets -----------------------------------------------------------------------
@@ -523,44 +484,47 @@ class AsyncCluster(AsyncClusterAdministration):
         """Set the cursors of a named consumer, by partition, for a program that stores its own offsets."""
         await self._cursors.move(topic, name, offsets)
 
-    # -- holds -----------------------------------------------------------------------------------
-
-    async def hold(
-        self,
-        topic: str,
-        name: str,
-        offsets: Mapping[int, int],
-        *,
-        lasting: float = 60.0,
-        owner: str = "",
-        topic_id: int | None = None,
-    ) -> None:
-        """Keep a topic's records from retention for `lasting` seconds, by partition from an offset on.
-
-        For a program that stores its own offsets: renew the hold, from its current offsets, well before it expires. It
-        replaces the hold of that `name` on the topic. `owner` is shown to operators.
-
-        Raises:
-            ConflictError: too many holds (`too_many_holds`), or the topic was created again (`topic_recreated`).
-            OutOfRangeError: no partition is named, or the time is too short or too long (`bad_hold`).
-        """
-        lasting_ms = to_ms(lasting, "lasting")
-        await place_hold(self.router, topic, name, offsets, lasting_ms=lasting_ms, owner=owner, topic_id=topic_id)
-
-    async def release_hold(self, name: str, topic: str | None = None) -> None:
-        """Release a hold on one topic or on all its topics; a missing hold is no error."""
-        await release_hold(self.router, name, topic)
-
-    async def holds(self) -> list[HoldInfo]:
-        """Return the holds, sorted by topic and name."""
-        return await find_holds(self.router)
-
     # -- internals -------------------------------------------------------------------------------
 
     def _keep(self, core: ProducerCore | ConsumerCore) -> None:
         """Remember a producer or consumer until it is closed: `close` closes those that are left."""
         self._clients[core] = None
         core.on_closed = lambda: self._clients.pop(core, None)
+
+    async def _open_consumer(
+        self,
+        subscription: Subscription,
+        name: str,
+        consumer_id: int | None,
+        options: ConsumerOptions,
+        *,
+        is_digesting: bool,
+    ) -> ConsumerCore:
+        if is_digesting and not name:
+            raise RequestError("digests need a consumer with a name: pass name=...", code="no_consumer_name")
+        if is_digesting and subscription.pattern is not None:
+            raise RequestError("digests need topics by name, not a pattern", code="bad_topics")
+        core = await ConsumerCore.open(
+            self.router,
+            subscription,
+            name=name,
+            consumer_id=consumer_id,
+            options=options,
+            deadline=self.router.deadline(),
+            digest_reporters={
+                one: await self._make_digest_reporter("consumer", name, one)
+                for one in (subscription.topics if is_digesting else ())
+            },
+        )
+        self._keep(core)
+        return core
+
+    async def _join_group(self, subscription: Subscription, member: Member, options: ConsumerOptions) -> ConsumerCore:
+        core = await GroupConsumerCore.open_member(
+            self.router, subscription, options=options, member=member, host=self._membership_host
+        )
+        self._keep(core)
+        return core
 
     async def _make_digest_reporter(
         self, role: Literal["producer", "consumer"], name: str, topic: str

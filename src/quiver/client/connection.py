@@ -99,7 +99,8 @@ def _make_cluster(target: ClusterTarget, credentials: CredentialSource | None, o
         key_file=target.key_file,
     )
     tls_context = make_client_context(encryption)
-    pool = RequestPool(name=options.client_name, tls=encryption, credentials=credentials)
+    make_pool = partial(RequestPool, name=options.client_name, tls=encryption, credentials=credentials)
+    pool = make_pool()
     return AsyncCluster(
         target.addresses,
         transport=pool,
@@ -109,6 +110,7 @@ def _make_cluster(target: ClusterTarget, credentials: CredentialSource | None, o
         options=options,
         http_get=partial(http_get, tls=tls_context, credentials=credentials),
         diagnose=partial(diagnose, tls=tls_context),
+        make_transport=make_pool,
     )
 
 

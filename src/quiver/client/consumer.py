@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from quiver.client.arguments import check_arguments
 from quiver.client.consumer_core import ConsumerCore, SeekTarget, iterate, records_of, rewind
 from quiver.client.frames import require_arrow, require_library, table_of, to_pandas, to_polars
+from quiver.client.group_consumer import GroupConsumerCore
 from quiver.client.options import TIME_MS_MAX, to_ms
 from quiver.client.prefetch import PartitionPrefetcher
 from quiver.client.presentation import describe, html_table
@@ -60,6 +61,11 @@ class AsyncConsumer:
     def consumer_id(self) -> ConsumerId | None:
         """The id that the cluster assigned; None for a consumer without a name."""
         return self.core.consumer_id
+
+    @property
+    def member_id(self) -> str | None:
+        """The id of this member of its group, which changes when it joins again; None if it is not a member now."""
+        return self.core.view.member_id or None if isinstance(self.core, GroupConsumerCore) else None
 
     @property
     def topic(self) -> str:
@@ -167,7 +173,8 @@ class AsyncConsumer:
         `timeout` (seconds) replaces the cluster's.
 
         Raises:
-            FencedError: another consumer of this name has been opened since; it reads these partitions now.
+            FencedError: another consumer of this name has been opened since, or another member of the group has got
+                partitions of this one; it reads them now. Nothing was moved there.
         """
         await self.core.commit(self._router.deadline(None if timeout is None else to_ms(timeout, "timeout")))
 
@@ -199,7 +206,7 @@ class AsyncConsumer:
         return await self.core.end_offsets(topic, self._router.deadline())
 
     async def close(self) -> None:
-        """Commit if `auto_commit` is set, then close; idempotent."""
+        """Commit if `auto_commit` is set, or as a member of a group, which it leaves; then close. Idempotent."""
         await self.core.close()
 
     def __repr__(self) -> str:

@@ -191,7 +191,7 @@ class ConsumerCore:
                 self._turn += step + 1
                 return reader, batch
             if (error := reader.pop_error()) is not None:
-                raise error
+                self._handle_reader_error(reader, error)
         return None
 
     async def consume(
@@ -287,7 +287,7 @@ class ConsumerCore:
         self, partition: int | None, target: SeekTarget, *, is_timestamp: bool, topic: str | None = None
     ) -> None:
         """Continue at another offset of a partition, or of all partitions; all of them are found before one moves."""
-        if topic is not None and topic not in self._cursors:
+        if topic is not None and topic not in self.topics:
             raise NotFoundError(f"not done: this consumer does not read topic {topic!r}", code="unknown_topic")
         if partition is None:
             readers = [reader for reader in self.readers.values() if topic in (None, reader.topic)]
@@ -377,20 +377,25 @@ class ConsumerCore:
             cursors.find_start(partition, start, deadline=deadline) for partition in partitions
         )
         for partition, (position, is_cursor) in zip(partitions, starts, strict=True):
-            reader = PartitionPrefetcher(
-                topic,
-                partition,
-                position,
-                router=self._router,
-                options=self.options,
-                tasks=self._tasks,
-                on_change=self._changed.set,
-                digest_reporter=self._digest_reporters.get(topic),
-                reader_id=cursors.reader_id,
-            )
+            reader = self._make_reader(topic, partition, position, cursors)
             reader.committed = position if is_cursor else None
             self.readers[topic, partition] = reader
             reader.start()
+
+    def _make_reader(
+        self, topic: str, partition: PartitionId, position: Offset, cursors: ConsumerCursors
+    ) -> PartitionPrefetcher:
+        return PartitionPrefetcher(
+            topic,
+            partition,
+            position,
+            router=self._router,
+            options=self.options,
+            tasks=self._tasks,
+            on_change=self._changed.set,
+            digest_reporter=self._digest_reporters.get(topic),
+            reader_id=cursors.reader_id,
+        )
 
     async def _follow_topics(self) -> None:
         """Check periodically for added partitions and topics; they are read from their first record on."""
@@ -419,11 +424,19 @@ class ConsumerCore:
 
     # -- internals -------------------------------------------------------------------------------
 
+    def _handle_reader_error(self, reader: PartitionPrefetcher, error: QuiverError) -> None:  # noqa: ARG002 - of groups
+        """Raise the error that stopped a reader."""
+        raise error
+
+    def _cursors_of(self, reader: PartitionPrefetcher) -> ConsumerCursors:
+        """Return the cursors under whose session a partition is read and committed."""
+        return self._cursors[reader.topic]
+
     async def _find_bounds(
         self, deadline: Deadline, readers: Iterable[PartitionPrefetcher]
     ) -> dict[PartitionPrefetcher, CursorsFound]:
         asked = list(readers)
-        finding = (self._cursors[reader.topic].find(reader.partition_id, deadline=deadline) for reader in asked)
+        finding = (self._cursors_of(reader).find(reader.partition_id, deadline=deadline) for reader in asked)
         return dict(zip(asked, await gather_first_error(finding), strict=True))
 
     async def _publish_digests(self) -> None:
@@ -441,7 +454,7 @@ class ConsumerCore:
             await reporter.close()
 
     async def _commit_one(self, reader: PartitionPrefetcher, position: Offset, deadline: Deadline) -> None:
-        await self._cursors[reader.topic].move(reader.partition_id, position, deadline=deadline)
+        await self._cursors_of(reader).move(reader.partition_id, position, deadline=deadline)
         reader.committed = position
 
     async def _commit_if_due(self) -> None:

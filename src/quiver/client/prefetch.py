@@ -58,6 +58,8 @@ class PartitionPrefetcher:
         """The high watermark of the last answer; None: no answer since the last seek."""
         self.generation = 0
         """Number of seeks so far."""
+        self.is_retired = False
+        """Whether it returns no more records: its partition is given to another member of the group."""
         self.skipped_count = 0
         """Records that retention removed before they were read, and that `on_trimmed="earliest"` skipped."""
         self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_change
@@ -101,13 +103,26 @@ class PartitionPrefetcher:
         return error
 
     def start(self) -> None:
-        """Start prefetching."""
+        """Start prefetching, unless it is retired or has started."""
+        if self.is_retired or (self._task is not None and not self._task.done() and not self._task.cancelling()):
+            return
         self._task = self._tasks.start(self._run(self.generation), f"read-{self.partition_id}")
 
     def stop(self) -> None:
         """Stop prefetching."""
         if self._task is not None:
             self._task.cancel()
+
+    def retire(self) -> None:
+        """Stop for good, and return no further record; the position stays, to be committed."""
+        self.is_retired = True
+        self.stop()
+        self.generation += 1
+        # Not the position: a thread that iterates may be advancing it.
+        self._error = None
+        self._batches.clear()
+        self._buffered_bytes = 0
+        self.end_offset = Offset(0)  # nothing is left to wait for
 
     def seek(self, offset: Offset) -> None:
         """Discard the buffer and continue at another offset."""

@@ -13,14 +13,12 @@ import re
 from collections.abc import Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from quiver.client.arguments import check_arguments
 from quiver.client.cluster import AsyncCluster
-from quiver.client.consumer_core import SeekTarget
-from quiver.client.cursors import PartitionLag
+from quiver.client.group_options import OnPartitions, run_in_thread
 from quiver.client.ranges import OffsetSpecs, OnProgress, RangeReader, ReplicaReader, TopicOffsets
 from quiver.client.scan import Scan, ScanBound, plan_scan
 from quiver.client.sync_administration import ClusterAdministration
@@ -31,7 +29,6 @@ from quiver.client.topics import TopicDescription
 from quiver.errors import QuiverError, RequestError
 from quiver.record import Batch
 from quiver.tasks import timeout
-from quiver.wire.admin_messages import ClientInfo, HoldInfo
 from quiver.wire.messages import RetentionInfo
 
 if TYPE_CHECKING:
@@ -169,35 +166,6 @@ class Cluster(ClusterAdministration):
         """Return a topic with the state of every partition, as reported by its leader."""
         return self._run(self._cluster.describe_topic(topic))
 
-    # -- clients ---------------------------------------------------------------------------------
-
-    def clients(self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None) -> list[ClientInfo]:
-        """Return the registered producers and consumers, optionally of one kind or topic."""
-        return self._run(self._cluster.clients(kind, topic))
-
-    def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - the public name of the argument
-        """Remove a producer or consumer; its cursors no longer keep records from retention."""
-        self._run(self._cluster.forget(kind, id))
-
-    def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
-        """Return a consumer's cursor and lag in all its partitions, or in those of one topic."""
-        return self._run(self._cluster.lag(consumer_id, topic))
-
-    def reset(
-        self,
-        consumer_id: int,
-        topic: str,
-        offset: SeekTarget | None = None,
-        *,
-        timestamp: int | datetime | None = None,
-        partitions: Iterable[int] = (),
-    ) -> None:
-        """Move a consumer's cursors to an offset, "earliest", "latest", or the first record since a timestamp.
-
-        Stop the consumer first: one that runs keeps its positions and overwrites the cursors with its next commit.
-        """
-        self._run(self._cluster.reset(consumer_id, topic, offset, timestamp=timestamp, partitions=partitions))
-
     # -- records ---------------------------------------------------------------------------------
 
     def producer(
@@ -250,6 +218,14 @@ class Cluster(ClusterAdministration):
         fetch_bytes: int = 4 << 20,
         prefetch_bytes: int = 16 << 20,
         digests: bool = False,
+        group: str | None = None,
+        instance: str = "",
+        rack: str = "",
+        session_timeout: float = 10.0,
+        max_processing_time: float | None = None,
+        commit_on_release: bool = True,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
     ) -> Consumer:
         """Return a consumer of the records of a topic, of several topics, or of all topics that match a pattern.
 
@@ -257,6 +233,14 @@ class Cluster(ClusterAdministration):
         or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last commit, a new
         consumer at `start`. A name has one user at a time: the newest one, and earlier ones get `FencedError`. Without
         a name it starts at `start` and leaves no state in the cluster.
+
+        With a `group` it is a member: members share the partitions of their topics and the cursors of the consumer
+        with that name, and each reads what is assigned to it at the time. The SDK's own thread shows that it lives; if
+        its process is gone for `session_timeout` seconds, or it takes longer than `max_processing_time` for what it
+        received, others get its partitions. Positions are committed before a partition is released and at the end, with
+        `commit_on_release`. `on_assign` and `on_revoke` get topics and partitions, while it waits for records or
+        closes; in threads they run in one of the SDK's. An `instance` is restarted without a rebalance; partitions with
+        leaders in the `rack` are preferred.
         `auto_commit` (seconds) is the interval of automatic commits of the records that the application has finished.
         `idle_timeout` (seconds) ends an iteration after so long without a record. With `digests` it publishes digests
         of received records under its name, for audits.
@@ -273,6 +257,14 @@ class Cluster(ClusterAdministration):
             fetch_bytes=fetch_bytes,
             prefetch_bytes=prefetch_bytes,
             digests=digests,
+            group=group,
+            instance=instance,
+            rack=rack,
+            session_timeout=session_timeout,
+            max_processing_time=max_processing_time,
+            commit_on_release=commit_on_release,
+            on_assign=run_in_thread(on_assign),
+            on_revoke=run_in_thread(on_revoke),
         )
         return Consumer(self._run(opening), self._thread)
 
@@ -385,33 +377,6 @@ class Cluster(ClusterAdministration):
     def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that stores its own offsets."""
         self._run(self._cluster.move_cursors(topic, name, offsets))
-
-    # -- holds -----------------------------------------------------------------------------------
-
-    def hold(
-        self,
-        topic: str,
-        name: str,
-        offsets: Mapping[int, int],
-        *,
-        lasting: float = 60.0,
-        owner: str = "",
-        topic_id: int | None = None,
-    ) -> None:
-        """Keep a topic's records from retention for `lasting` seconds, by partition from an offset on.
-
-        For a program that stores its own offsets: renew the hold, from its current offsets, well before it expires. It
-        replaces the hold of that `name` on the topic. `owner` is shown to operators.
-        """
-        self._run(self._cluster.hold(topic, name, offsets, lasting=lasting, owner=owner, topic_id=topic_id))
-
-    def release_hold(self, name: str, topic: str | None = None) -> None:
-        """Release a hold on one topic or on all its topics; a missing hold is no error."""
-        self._run(self._cluster.release_hold(name, topic))
-
-    def holds(self) -> list[HoldInfo]:
-        """Return the holds, sorted by topic and name."""
-        return self._run(self._cluster.holds())
 
     # -- internals -------------------------------------------------------------------------------
 

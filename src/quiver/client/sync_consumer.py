@@ -45,6 +45,11 @@ class Consumer:
         return self._consumer.consumer_id
 
     @property
+    def member_id(self) -> str | None:
+        """The id of this member of its group, which changes when it joins again; None if it is not a member now."""
+        return self._consumer.member_id
+
+    @property
     def topic(self) -> str:
         """The topic of this consumer; raises `RequestError` if it reads several."""
         return self._consumer.topic
@@ -135,7 +140,8 @@ class Consumer:
         `timeout` (seconds) replaces the cluster's.
 
         Raises:
-            FencedError: another consumer of this name has been opened since; it reads these partitions now.
+            FencedError: another consumer of this name has been opened since, or another member of the group has got
+                partitions of this one; it reads them now. Nothing was moved there.
         """
         self._thread.run(self._consumer.commit(timeout))
 
@@ -166,7 +172,7 @@ class Consumer:
         return self._thread.run(self._consumer.end_offsets(topic))
 
     def close(self) -> None:
-        """Commit if `auto_commit` is set, then close; idempotent."""
+        """Commit if `auto_commit` is set, or as a member of a group, which it leaves; then close. Idempotent."""
         self._thread.run(self._consumer.close())
 
     def __repr__(self) -> str:

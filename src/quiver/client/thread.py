@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from quiver.errors import RequestError, UnavailableError
@@ -31,18 +31,27 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return its result; cancel it if the caller is interrupted."""
-        try:
-            self._check_usable()
-        except RequestError:
+        if threading.get_ident() == self._thread.ident:
             work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise RequestError(
+                "not done: a delivery callback must not call blocking methods of its client", code="on_client_thread"
+            )
+        future = self.submit(work)
         try:
             return future.result()
         except CancelledError:
             raise UnavailableError("the client was closed during the call", code="closed") from None
         finally:
             future.cancel()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop, without waiting for it."""
+        try:
+            self._check_usable()
+        except RequestError:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """Stop the loop and its thread; idempotent."""
@@ -59,10 +68,6 @@ class LoopThread:
         if os.getpid() != self._pid:
             raise RequestError(
                 "not done: the process was forked after connect; connect again in the child", code="forked"
-            )
-        if threading.get_ident() == self._thread.ident:
-            raise RequestError(
-                "not done: a delivery callback must not call blocking methods of its client", code="on_client_thread"
             )
 
 

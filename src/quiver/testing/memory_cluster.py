@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -18,15 +18,11 @@ import msgspec
 from quiver.clock import Clock, Rng
 from quiver.errors import (
     ConflictError,
-    FencedError,
     NotAllowedError,
     NotFoundError,
     NotLeaderError,
     OutcomeUnknownError,
-    OutOfRangeError,
-    OutOfSequenceError,
     QuiverError,
-    TrimmedError,
     UnavailableError,
 )
 from quiver.model import (
@@ -39,21 +35,21 @@ from quiver.model import (
     Offset,
     PartitionId,
     ProducerId,
-    Term,
     TopicId,
 )
-from quiver.record import Batch, Record, stamp
+from quiver.record import Batch, Record
 from quiver.tasks import timeout
+from quiver.testing.memory_groups import MemoryGroups
+from quiver.testing.memory_partition import MemoryPartition
 from quiver.testing.randomness import Latency
 from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
 from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.consumed_records import encode_consumed
 from quiver.wire.explain_messages import ExplainReplica, ReplicaExplained
+from quiver.wire.group_messages import GroupRequest
 
 R = TypeVar("R", bound=requests.Response)
-WINDOW_BATCHES = 8
-"""How many batches of a producer a partition remembers."""
 
 
 class CallFaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,121 +61,6 @@ class CallFaults(msgspec.Struct, frozen=True, kw_only=True):
     """The request never arrives, and the caller cannot know."""
     lost_answer: float = 0.0
     """The request is carried out, and the caller cannot know."""
-
-
-@dataclass(slots=True)
-class _Sent:
-    epoch: int = -1
-    next_sequence: int = 0
-    batches: list[tuple[int, int, Offset]] = field(default_factory=list)
-
-
-class MemoryPartition:
-    """One partition: its batches, producers and cursors."""
-
-    def __init__(self, leader: NodeId) -> None:
-        self.leader = leader
-        self.epoch = 1
-        self.batches: list[Batch] = []
-        self.first_offset = Offset(0)
-        self.end_offset = Offset(0)
-        self.producers: dict[ProducerId, _Sent] = {}
-        self.cursors: dict[ConsumerId, Offset] = {}
-        self.sessions: dict[ConsumerId, int] = {}
-        self.grown = asyncio.Event()
-
-    def begin_session(self, consumer_id: ConsumerId, session: int) -> None:
-        """Begin a session of a consumer; raise if a later one has begun."""
-        if session < self.sessions.get(consumer_id, 0):
-            raise FencedError(f"consumer {consumer_id} was opened again since")
-        if session:
-            self.sessions[consumer_id] = session
-
-    def values(self) -> list[bytes | None]:
-        """Return every value, in order."""
-        return [value for batch in self.batches for value in batch.values()]
-
-    def append(self, data: bytes, *, now_ms: int) -> wire.Produced:
-        """Append a batch once."""
-        batch = Batch.decode(data)
-        header = batch.header
-        duplicate = self._find_duplicate(batch)
-        if duplicate is not None:
-            return wire.Produced(base_offset=duplicate, is_duplicate=True)
-        base_offset = self.end_offset
-        index = Index(len(self.batches) + 1)
-        stamped = stamp(data, term=Term(self.epoch), index=index, base_offset=base_offset, append_timestamp=now_ms)
-        self.batches.append(Batch.decode(bytes(stamped)))
-        self.end_offset = Offset(base_offset + header.record_count)
-        if header.producer_id != NO_PRODUCER:
-            known = self.producers.setdefault(header.producer_id, _Sent())
-            known.epoch = header.producer_epoch
-            known.next_sequence = header.base_sequence + header.record_count
-            known.batches = [
-                *known.batches[1 - WINDOW_BATCHES :],
-                (header.base_sequence, known.next_sequence, base_offset),
-            ]
-        self.grown.set()
-        self.grown = asyncio.Event()
-        return wire.Produced(base_offset=base_offset)
-
-    def _find_duplicate(self, batch: Batch) -> Offset | None:
-        """Return the offset of a batch that is there already; raise if it may not be appended."""
-        header = batch.header
-        if header.producer_id == NO_PRODUCER:
-            return None
-        known = self.producers.get(header.producer_id, _Sent())
-        if header.producer_epoch < known.epoch:
-            raise FencedError(f"epoch {header.producer_epoch} of producer {header.producer_id} is over")
-        span = (header.base_sequence, header.base_sequence + header.record_count)
-        for first, end, offset in known.batches:
-            if (first, end) == span:
-                return offset
-        if header.base_sequence != known.next_sequence:
-            raise OutOfSequenceError(f"sequence {header.base_sequence} where {known.next_sequence} is expected")
-        return None
-
-    def begin_epoch(self, producer_id: ProducerId, epoch: int) -> int:
-        """Fence off earlier epochs; return the next sequence."""
-        known = self.producers.setdefault(producer_id, _Sent())
-        if epoch < known.epoch:
-            raise FencedError(f"epoch {epoch} of producer {producer_id} is over")
-        known.epoch = epoch
-        return known.next_sequence
-
-    def require_offset(self, offset: Offset) -> None:
-        """Refuse an offset beyond the end, as a broker does."""
-        if offset > self.end_offset:
-            message = f"offset {offset} is beyond the high watermark {self.end_offset}"
-            raise OutOfRangeError(message, code="offset_out_of_range")
-
-    async def wait_grown(self, wait_ms: int) -> None:
-        """Wait until a batch is appended, at most `wait_ms`."""
-        try:
-            async with timeout(wait_ms / 1000):
-                await self.grown.wait()
-        except TimeoutError:
-            pass
-
-    def read(self, offset: Offset, bytes_max: int) -> list[bytes]:
-        """Return batches from an offset on."""
-        if offset < self.first_offset:
-            raise TrimmedError(f"offset {offset} is below the first offset {self.first_offset}")
-        found: list[bytes] = []
-        size_bytes = 0
-        for batch in self.batches:
-            if batch.header.end_offset <= offset:
-                continue
-            if found and size_bytes + len(batch.data) > bytes_max:
-                break
-            found.append(bytes(batch.data))
-            size_bytes += len(batch.data)
-        return found
-
-    def trim(self, first_offset: int) -> None:
-        """Remove what is below an offset, as retention does."""
-        self.first_offset = Offset(first_offset)
-        self.batches = [batch for batch in self.batches if batch.header.end_offset > first_offset]
 
 
 @dataclass(slots=True)
@@ -213,6 +94,7 @@ class MemoryCluster:
         self._latency = latency or Latency(minimum_ms=0.2, spread_ms=1.0)
         self._index = 1
         self._requests: dict[str, Any] = {}
+        self.groups = MemoryGroups(self, clock, self._register_group)
 
     # -- steering --------------------------------------------------------------------------------
 
@@ -289,6 +171,8 @@ class MemoryCluster:
                 return await self._answer_leader(node, request, data)
             case wire.MoveCursor() | wire.GetCursors() | wire.ConsumeMany():
                 return await self._answer_leader(node, request, data)
+            case _ if isinstance(request, GroupRequest):
+                return await self.groups.answer(request), []
             case _:
                 return self._answer_any(node, request), []
 
@@ -313,7 +197,7 @@ class MemoryCluster:
             case wire.DrainBroker() | wire.RemoveBroker():
                 if request.broker not in self.nodes:
                     raise NotFoundError(f"there is no broker {request.broker}", code="unknown_broker")
-                return self._done()
+                return self.done()
             case admin_messages.ListManagers():
                 return self._list_managers()
             case PlaceHoldRequest():
@@ -322,12 +206,12 @@ class MemoryCluster:
                 for key in [key for key in self.holds if key[1] == request.name]:
                     if request.topic_id in (None, key[0]):
                         del self.holds[key]
-                return self._done()
+                return self.done()
             case ListHolds():
                 return HoldsFound(holds=tuple(self.holds[key] for key in sorted(self.holds)))
             case wire.ForgetClientRequest():
                 (self.consumers if request.kind == "consumer" else self.producers).pop(request.id, None)  # type: ignore[call-overload] # an int
-                return self._done()
+                return self.done()
             case _:
                 return self._change_topic(request)
 
@@ -348,9 +232,15 @@ class MemoryCluster:
             owner=request.owner,
             expires_ms=self._clock.wall_ms() + request.lasting_ms,
         )
-        return self._done()
+        return self.done()
 
-    def _done(self) -> requests.Done:
+    @property
+    def index(self) -> int:
+        """The index of the last change of the metadata."""
+        return self._index
+
+    def done(self) -> requests.Done:
+        """Advance the index of the metadata."""
         self._index += 1
         return requests.Done(index=Index(self._index))
 
@@ -404,6 +294,7 @@ class MemoryCluster:
         self.topics[request.topic] = topic
         self._requests[request.request_id] = topic
         self._index += 1
+        self.groups.handle_topics_changed()
         return topic
 
     def _change_topic(self, request: Any) -> requests.Done:
@@ -422,7 +313,8 @@ class MemoryCluster:
                 self._find(request.topic).retention = request.retention
             case _:
                 raise ConflictError(f"{requests.request_name(request)} is not for this cluster", code="unknown_request")
-        return self._done()
+        self.groups.handle_topics_changed()
+        return self.done()
 
     def _register_producer(self, request: wire.RegisterProducerRequest) -> wire.ProducerRegistered:
         topics = {self._find(selection.topic).name for selection in request.topics}
@@ -430,13 +322,17 @@ class MemoryCluster:
         if known_id is None and request.name:
             known_id = next((id_ for id_, (name, _, _) in self.producers.items() if name == request.name), None)
         if known_id is None:
-            known_id = ProducerId(max(self.producers, default=0) + self._done().index)
+            known_id = ProducerId(max(self.producers, default=0) + self.done().index)
             self.producers[known_id] = (request.name, -1, set())
         name, epoch, before = self.producers[known_id]
         self.producers[known_id] = (name, epoch + 1, before | topics)
-        return wire.ProducerRegistered(producer_id=known_id, epoch=epoch + 1, index=self._done().index)
+        return wire.ProducerRegistered(producer_id=known_id, epoch=epoch + 1, index=self.done().index)
 
     def _register_consumer(self, request: wire.RegisterConsumerRequest) -> wire.ConsumerRegistered:
+        self.groups.require_inactive(request.request_id)
+        return self._register(request)
+
+    def _register(self, request: wire.RegisterConsumerRequest) -> wire.ConsumerRegistered:
         topics = {self._find(selection.topic).name for selection in request.topics}
         known_id = request.consumer_id
         if known_id is None and request.request_id:
@@ -447,7 +343,11 @@ class MemoryCluster:
         if known_id not in self.consumers:
             raise NotFoundError(f"there is no consumer {known_id}", code="unknown_consumer")
         self.consumers[known_id][1].update(topics)
-        return wire.ConsumerRegistered(consumer_id=known_id, index=self._done().index)
+        return wire.ConsumerRegistered(consumer_id=known_id, index=self.done().index)
+
+    def _register_group(self, name: str, topics: tuple[str, ...]) -> wire.ConsumerRegistered:
+        selections = tuple(wire.Selection(topic=topic) for topic in topics)
+        return self._register(wire.RegisterConsumerRequest(topics=selections, request_id=name))
 
     def _list_clients(self, request: admin_messages.ListClients) -> admin_messages.ClientsFound:
         producers = [
@@ -590,7 +490,7 @@ class MemoryCluster:
                         partition.begin_session(consumer_id, request.session)
                     if not (request.only_new and consumer_id in partition.cursors):
                         partition.cursors[consumer_id] = partition.end_offset if offset == "latest" else offset
-                return self._done()
+                return self.done()
             case wire.GetCursors():
                 cursors = tuple(partition.cursors.get(id_, partition.first_offset) for id_ in request.consumer_ids)
                 return wire.CursorsFound(

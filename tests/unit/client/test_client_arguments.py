@@ -36,6 +36,7 @@ RIGHT: dict[str, Any] = {
     "end_offset": 0,
     "offsets": {0: 0},
     "retention": quiver.RetentionInfo(ms=1000),
+    "group": "billing",
     "timeout": 0.1,
     "value": "x",
     "values": ["x"],
