@@ -86,6 +86,7 @@ PURE_METADATA = (
     "commands",
     "comparison",
     "decision",
+    "groups",
     "journal",
     "recovery",
     "rows",
@@ -96,6 +97,7 @@ PURE_MANAGER = ("describe", "node_claims", "placement", "repairs")
 PURE = (
     "record/",
     "raft/",
+    "groups/",
     *(f"metadata/{name}.py" for name in PURE_METADATA),
     *(f"manager/{name}.py" for name in PURE_MANAGER),
 )
