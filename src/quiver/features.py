@@ -54,6 +54,7 @@ LEVELS = (
             "quotas of principals, roles and topics; owners of topics",
             "topics whose replicas encrypt their files",
             "work queues: leases, acknowledgements and dead letters in every partition",
+            "consumer groups: members that share the partitions of topics",
         ),
     ),
 )

@@ -33,15 +33,12 @@ from quiver.client.options import ConsumerOptions
 from quiver.client.prefetch import PartitionPrefetcher
 from quiver.client.ranges import OnProgress
 from quiver.errors import FencedError, NotFoundError, QuiverError, RequestError
+from quiver.groups.limits import TOPICS_MAX
 from quiver.model import Offset
 from quiver.record import Batch
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.group_messages import (
-    TOPICS_MAX,
-    AssignedPartition,
-    JoinGroup,
-)
+from quiver.wire.group_messages import AssignedPartition, JoinGroup
 
 logger = logging.getLogger(__name__)
 

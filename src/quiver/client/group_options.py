@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from quiver.client.options import TIME_MS_MAX, check_options, to_ms
 from quiver.errors import RequestError
-from quiver.wire.group_messages import SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
+from quiver.groups.limits import SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
 
 OnPartitions = Callable[[Sequence[tuple[str, int]]], object]
 """Called with the topics and partitions that were assigned or revoked; may return an awaitable."""

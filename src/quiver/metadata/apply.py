@@ -4,8 +4,8 @@ Pure and deterministic: the result depends only on the state and the command, ne
 order. A command is first decided, as a list of changed rows that modifies nothing. Then the whole list is applied, or
 the command is refused and nothing is. The same list is written to SQL.
 
-`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients`, `topics` (with holds), `access` and
-`quotas`.
+`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients`, `groups`, `topics` (with holds),
+`access` and `quotas`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from quiver.errors import UnknownVersionError
 from quiver.features import explain_level, level_of
-from quiver.metadata import access, brokers, clients, quotas, recovery, topics
+from quiver.metadata import access, brokers, clients, groups, quotas, recovery, topics
 from quiver.metadata.commands import (
     AbortMove,
     AddGrantCommand,
@@ -65,6 +65,16 @@ from quiver.metadata.commands import (
     command_name,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
+from quiver.metadata.group_commands import (
+    AssignPartitions,
+    ConfigureGroupCommand,
+    DeleteGroupCommand,
+    GroupCommand,
+    JoinGroupCommand,
+    ReleasePartitions,
+    RemoveMembers,
+    RestartGroupCommand,
+)
 from quiver.metadata.state import Change, MetadataState
 
 AccessCommand = (
@@ -136,6 +146,8 @@ def check_level(state: MetadataState, command: Command[Any]) -> CommandRefusal |
 def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | CommandRefusal:
     if isinstance(command, AccessCommand):
         return _decide_access(state, command)
+    if isinstance(command, GroupCommand):
+        return _decide_group(state, command)
     match command:
         case InitCluster():
             return _init_cluster(state, command)
@@ -223,6 +235,26 @@ def _decide_access(state: MetadataState, command: AccessCommand) -> CommandDecis
             return quotas.set_quota(state, command)
         case RemoveQuotaCommand():
             return quotas.remove_quota(state, command)
+        case _:
+            assert_never(command)
+
+
+def _decide_group(state: MetadataState, command: GroupCommand) -> CommandDecision | CommandRefusal:
+    match command:
+        case JoinGroupCommand():
+            return groups.join(state, command)
+        case RemoveMembers():
+            return groups.remove(state, command)
+        case AssignPartitions():
+            return groups.assign(state, command)
+        case ReleasePartitions():
+            return groups.release(state, command)
+        case ConfigureGroupCommand():
+            return groups.configure(state, command)
+        case DeleteGroupCommand():
+            return groups.delete(state, command)
+        case RestartGroupCommand():
+            return groups.restart(state, command)
         case _:
             assert_never(command)
 

@@ -1,5 +1,7 @@
 """Commands on producers and consumers: registration, epochs, heartbeats, expiry and removal.
 
+`groups` has the commands on groups, which are consumers with members.
+
 Pure; called only by `apply`. An id is assigned once and never reused. A producer gets a new epoch each time it
 registers, which fences all sends of its earlier sessions. A consumer may register for more topics under the same id.
 
@@ -31,13 +33,15 @@ from quiver.metadata.rows import (
     ALL_PARTITIONS,
     ConsumerRow,
     EntityKind,
+    GroupKind,
+    GroupRow,
     HeartbeatRow,
     ProducerRow,
     Registration,
     StartFrom,
     Table,
 )
-from quiver.metadata.state import Change, MetadataState, drop, put
+from quiver.metadata.state import Change, MetadataState, put
 from quiver.model import ConsumerId, ProducerId
 
 OWNERS_LEVEL = 2
@@ -85,11 +89,40 @@ def register_producer(state: MetadataState, command: RegisterProducerCommand) ->
 
 
 def register_consumer(state: MetadataState, command: RegisterConsumerCommand) -> CommandDecision | CommandRefusal:
-    """Assign an id to a new consumer, or add registrations to a known one."""
+    """Assign an id to a new consumer, or add registrations to a known one; refused if that is a group in use."""
     known = _find_consumer(state, command)
     if isinstance(known, CommandRefusal):
         return known
-    wanted = _resolve(state, command.topics, start=command.start)
+    refusal = None if known is None else _check_unused(state, known)
+    return refusal or _register(state, command, known)
+
+
+def register_group(state: MetadataState, command: RegisterConsumerCommand) -> CommandDecision | CommandRefusal:
+    """Register the consumer of a group, with or without topics."""
+    known = _find_consumer(state, command)
+    return known if isinstance(known, CommandRefusal) else _register(state, command, known, may_be_empty=True)
+
+
+def _check_unused(state: MetadataState, consumer: ConsumerRow) -> CommandRefusal | None:
+    """Return why a name cannot be used by a plain consumer."""
+    name = consumer.request_id or consumer.consumer_id
+    if consumer.consumer_id in state.members:
+        count = len(state.members[consumer.consumer_id])
+        return refuse(
+            "group_active",
+            f"not done: group {name!r} has {count} members, which share its cursors; join it with group={name!r}, wait "
+            "until they have left, or choose another name",
+        )
+    group: GroupRow | None = state.tables[Table.CONSUMER_GROUPS].get(consumer.consumer_id)
+    if group is not None and group.kind is GroupKind.QUEUE:
+        return refuse("group_kind", f"not done: {name!r} is a work queue; receive from it, or choose another name")
+    return None
+
+
+def _register(
+    state: MetadataState, command: RegisterConsumerCommand, known: ConsumerRow | None, *, may_be_empty: bool = False
+) -> CommandDecision | CommandRefusal:
+    wanted = _resolve(state, command.topics, start=command.start) if command.topics or not may_be_empty else []
     if isinstance(wanted, CommandRefusal):
         return wanted
     joined = _join(() if known is None else known.registrations, wanted)
@@ -121,19 +154,32 @@ def forget(state: MetadataState, command: ForgetClientCommand) -> CommandDecisio
     if found is None:
         code = "unknown_consumer" if command.kind is EntityKind.CONSUMER else "unknown_producer"
         return refuse(code, f"not done: unknown {command.kind.value} {command.id}")
-    return CommandDecision([drop(found), drop_beat(command.kind, command.id)])
+    if command.kind is EntityKind.CONSUMER and command.id in state.members:
+        return refuse(
+            "group_active",
+            f"not done: consumer {command.id} is the group {found.request_id!r}, which has members; delete the group",
+        )
+    return CommandDecision(drop_client(state, command.kind, command.id))
 
 
 def expire(state: MetadataState, command: ExpireClients) -> CommandDecision:
     """Delete silent clients, except those that showed life, or registered again, after the primary decided."""
     changes: list[Change] = []
     for kind, id_ in sorted({(silent.kind, silent.id) for silent in command.clients if _is_silent(state, silent)}):
-        changes += [Change(_TABLES[kind], id_, None), drop_beat(kind, id_)]
+        changes += drop_client(state, kind, id_)
     return CommandDecision(changes)
 
 
+def drop_client(state: MetadataState, kind: EntityKind, id_: int) -> list[Change]:
+    """Return the changes that delete a client, with the group that it is."""
+    changes = [Change(_TABLES[kind], id_, None), drop_beat(kind, id_)]
+    if kind is EntityKind.CONSUMER and id_ in state.tables[Table.CONSUMER_GROUPS]:
+        changes.append(Change(Table.CONSUMER_GROUPS, id_, None))
+    return changes
+
+
 def _is_silent(state: MetadataState, silent: SilentClient) -> bool:
-    if silent.kind is EntityKind.BROKER:
+    if silent.kind is EntityKind.BROKER or (silent.kind is EntityKind.CONSUMER and silent.id in state.members):
         return False
     known = state.tables[_TABLES[silent.kind]].get(silent.id)
     seen: HeartbeatRow | None = state.tables[Table.HEARTBEATS].get((silent.kind, silent.id))

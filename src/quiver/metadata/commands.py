@@ -12,27 +12,36 @@ default that means the same as its absence did; see `quiver.features` for when i
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import Meta
 
 from quiver.errors import DecodeError, UnknownVersionError
 from quiver.features import LEVEL_MAX, LEVEL_MIN, level_of, shrink
+from quiver.metadata.command_types import BeginMoveResult as BeginMoveResult
+from quiver.metadata.command_types import Command as Command
+from quiver.metadata.command_types import CommandDone as CommandDone
+from quiver.metadata.command_types import CommandResult as CommandResult
+from quiver.metadata.command_types import CreateTopicResult as CreateTopicResult
+from quiver.metadata.command_types import MoveNumber, PartitionNumber, ProducerNumber
+from quiver.metadata.command_types import RegisterConsumerResult as RegisterConsumerResult
+from quiver.metadata.command_types import RegisterProducerResult as RegisterProducerResult
+from quiver.metadata.command_types import RestartGroupResult as RestartGroupResult
+from quiver.metadata.command_types import TopicSelection as TopicSelection
+from quiver.metadata.group_commands import GroupCommand
 from quiver.metadata.rows import (
     ALL_ROLES,
-    NUMBER_MAX,
     BrokerState,
     EntityKind,
     HoldPosition,
-    MoveId,
     NodeRole,
     Number,
     Retention,
     StartFrom,
     Text,
 )
-from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, ProducerId, TopicId
+from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, TopicId
 from quiver.record import Batch, build_control_batch
 from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant
@@ -41,12 +50,6 @@ from quiver.security.scram import ScramVerifier
 CONTROL_STATE = 3
 """First payload byte of a control batch that belongs to the state machine, not to the replication driver."""
 
-R = TypeVar("R")
-
-_BOUNDS = Meta(ge=0, le=NUMBER_MAX)
-PartitionNumber = Annotated[PartitionId, _BOUNDS]
-MoveNumber = Annotated[MoveId, _BOUNDS]
-ProducerNumber = Annotated[ProducerId, _BOUNDS]
 Level = Annotated[int, Meta(ge=LEVEL_MIN, le=255)]
 """A feature level; it is the version byte of commands and snapshots."""
 
@@ -57,55 +60,7 @@ class UnknownCommandError(UnknownVersionError):
     code = "unknown_command"
 
 
-# -- results -----------------------------------------------------------------------------------------
-
-
-class CommandDone(msgspec.Struct, frozen=True, tag="done"):
-    """The result of a command without a more specific one; `changed` is the number of changed rows."""
-
-    changed: int
-
-
-class CreateTopicResult(msgspec.Struct, frozen=True, tag="topic_created"):
-    """The topic that the command, or an earlier attempt of the same request, created."""
-
-    topic_id: TopicId
-    partitions: int
-
-
-class BeginMoveResult(msgspec.Struct, frozen=True, tag="move_begun"):
-    """The id of the begun move."""
-
-    move_id: MoveId
-
-
-class RegisterProducerResult(msgspec.Struct, frozen=True, tag="producer_registered"):
-    """A producer's id, and the epoch that it must use from now on."""
-
-    producer_id: ProducerId
-    epoch: int
-
-
-class RegisterConsumerResult(msgspec.Struct, frozen=True, tag="consumer_registered"):
-    """A consumer's id."""
-
-    consumer_id: ConsumerId
-
-
-CommandResult = CommandDone | CreateTopicResult | BeginMoveResult | RegisterProducerResult | RegisterConsumerResult
-
 # -- commands ----------------------------------------------------------------------------------------
-
-
-class Command(
-    msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
-):
-    """The base of all commands; `R` is the result that the proposer gets."""
-
-    now_ms: Number
-    """The proposer's wall clock."""
-    principal: Text = ""
-    """Who asked for it, such as `user:alice`; empty for the cluster itself and for anonymous clients."""
 
 
 class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
@@ -259,13 +214,6 @@ class AbortMove(Command[CommandDone], frozen=True, tag="abort_move"):
     """Abort a move whose target is not promoted."""
 
     move_id: MoveNumber
-
-
-class TopicSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic by name and some of its partitions; no partitions means all of them."""
-
-    topic: Text
-    partitions: tuple[PartitionNumber, ...] = ()
 
 
 class RegisterProducerCommand(Command[RegisterProducerResult], frozen=True, tag="register_producer"):
@@ -489,6 +437,7 @@ AnyCommand = (
     | RemoveGrantCommand
     | SetQuotaCommand
     | RemoveQuotaCommand
+    | GroupCommand
 )
 
 # -- encoding -------------------------------------------------------------------------------------------

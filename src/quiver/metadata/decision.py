@@ -50,6 +50,7 @@ _NOT_FOUND = (
     "unknown_token",
     "unknown_grant",
     "unknown_quota",
+    "unknown_group",
 )
 _CONFLICTS = (
     "not_formed",
@@ -83,6 +84,12 @@ _CONFLICTS = (
     "quota_topics",
     "quota_partitions",
     "quota_registrations",
+    "group_active",
+    "group_kind",
+    "group_changed",
+    "too_many_groups",
+    "too_many_members",
+    "too_many_assignments",
 )
 _OUT_OF_RANGE = (
     "bad_cluster_id",
@@ -99,6 +106,7 @@ _OUT_OF_RANGE = (
     "bad_token",
     "bad_grant",
     "bad_quota",
+    "bad_group",
 )
 _NOT_ALLOWED = ("not_owner",)
 

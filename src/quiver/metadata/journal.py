@@ -58,6 +58,16 @@ from quiver.metadata.commands import (
     command_name,
     decode_command,
 )
+from quiver.metadata.group_commands import (
+    AssignPartitions,
+    ConfigureGroupCommand,
+    DeleteGroupCommand,
+    GroupCommand,
+    JoinGroupCommand,
+    ReleasePartitions,
+    RemoveMembers,
+    RestartGroupCommand,
+)
 from quiver.model import Index, NodeId, Term
 from quiver.record import Batch
 
@@ -113,6 +123,8 @@ def _row(batch: Batch, *, is_applied: bool) -> JournalRow:
 
 def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
     """Return the subject of a command in a few words, and the broker that it concerns, if any."""
+    if isinstance(command, GroupCommand):
+        return _describe_group(command), None
     match command:
         case RecoverCluster():
             return f"without nodes {list(command.lost)}, {len(command.recovered)} partitions", None
@@ -174,10 +186,26 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"user {command.user} {'gets' if command.is_member else 'loses'} role {command.role}", None
         case AddGrantCommand() | RemoveGrantCommand():
             return str(command.grant), None
-        case SetQuotaCommand():
-            return f"quota of {command.subject}: {command.limits}", None
-        case RemoveQuotaCommand():
-            return f"quota of {command.subject}", None
+        case SetQuotaCommand() | RemoveQuotaCommand():
+            limits = f": {command.limits}" if isinstance(command, SetQuotaCommand) else ""
+            return f"quota of {command.subject}{limits}", None
+        case _:
+            assert_never(command)
+
+
+def _describe_group(command: GroupCommand) -> str:
+    match command:
+        case JoinGroupCommand():
+            return f"member {command.instance or command.member_id} of group {command.group}"
+        case RemoveMembers():
+            return f"{len(command.members)} members {command.reason}"
+        case AssignPartitions():
+            given, taken = len(command.grants), len(command.revokes) + len(command.drops)
+            return f"group id {command.group_id}, {given} partitions given, {taken} taken"
+        case ReleasePartitions():
+            return f"{len(command.releases)} partitions"
+        case ConfigureGroupCommand() | DeleteGroupCommand() | RestartGroupCommand():
+            return f"group {command.group}"
         case _:
             assert_never(command)
 

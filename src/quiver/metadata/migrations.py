@@ -207,6 +207,45 @@ VERSION_7 = (
 
 VERSION_8 = ("ALTER TABLE topics ADD COLUMN is_encrypted BOOLEAN NOT NULL DEFAULT FALSE",)
 
+VERSION_9 = (
+    """CREATE TABLE consumer_groups (
+        group_id BIGINT NOT NULL PRIMARY KEY,
+        kind TEXT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        settings TEXT NOT NULL,
+        version BIGINT NOT NULL,
+        rebalances BIGINT NOT NULL,
+        last_rebalance_ms BIGINT NOT NULL,
+        reason TEXT NOT NULL,
+        pause_ms BIGINT NOT NULL
+    )""",
+    """CREATE TABLE group_members (
+        group_id BIGINT NOT NULL,
+        member_id TEXT NOT NULL,
+        joined_ms BIGINT NOT NULL,
+        session_timeout_ms BIGINT NOT NULL,
+        instance TEXT NOT NULL,
+        rack TEXT NOT NULL,
+        topics TEXT NOT NULL,
+        pattern TEXT NOT NULL,
+        start TEXT NOT NULL,
+        client TEXT NOT NULL,
+        principal TEXT NOT NULL,
+        replaces TEXT NOT NULL,
+        version BIGINT NOT NULL,
+        PRIMARY KEY (group_id, member_id)
+    )""",
+    """CREATE TABLE group_partitions (
+        group_id BIGINT NOT NULL,
+        member_id TEXT NOT NULL,
+        topic_id BIGINT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        epoch BIGINT NOT NULL,
+        is_revoking BOOLEAN NOT NULL,
+        PRIMARY KEY (group_id, member_id, topic_id, partition_id)
+    )""",
+)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -225,6 +264,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_6),
     _run(VERSION_7),
     _run(VERSION_8),
+    _run(VERSION_9),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)

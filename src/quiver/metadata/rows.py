@@ -1,5 +1,5 @@
 """The rows of the metadata: one frozen value per broker, topic, partition, client, heartbeat, move, hold, user, grant,
-quota.
+quota, consumer group and member of one.
 
 Pure. Rows are replaced, never modified. Every row has a `key` that is unique in its table and contains only numbers,
 strings, booleans and tuples of them, so that it is the same in memory, in a snapshot and in SQL.
@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, NewType
 import msgspec
 from msgspec import Meta
 
+from quiver.groups.settings import QueueSettings
 from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, ProducerId, TopicId
 from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
@@ -66,6 +67,8 @@ class Table(StrEnum):
     MEMBERSHIPS = "memberships"
     GRANTS = "grants"
     QUOTAS = "quotas"
+    CONSUMER_GROUPS = "consumer_groups"
+    GROUP_MEMBERS = "group_members"
 
 
 class BrokerState(StrEnum):
@@ -106,6 +109,13 @@ class MoveState(StrEnum):
 
     BEGUN = "begun"
     PROMOTED = "promoted"
+
+
+class GroupKind(StrEnum):
+    """How a group reads its topics: its members share the partitions, or its workers the records."""
+
+    STREAM = "stream"
+    QUEUE = "queue"
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -443,6 +453,79 @@ class QuotaRow(Row, frozen=True):
         return self.subject
 
 
+class GroupRow(Row, frozen=True):
+    """A consumer group; its name, owner, topics and cursors are those of the consumer with its id."""
+
+    table: ClassVar[Table] = Table.CONSUMER_GROUPS
+
+    group_id: ConsumerId
+    kind: GroupKind
+    created_ms: int
+    settings: QueueSettings = QueueSettings()
+    """Of a queue."""
+    version: int = 0
+    """Changes when members lose or get partitions, other than by releasing them; an assignment that was computed at
+    another version is refused."""
+    rebalances: int = 0
+    last_rebalance_ms: int = 0
+    reason: str = ""
+    """What led to the last rebalance, or will lead to the next."""
+    pause_ms: int = 0
+    """Time for which the coordinator gives no partitions to members, from when it learns of it."""
+
+    @property
+    def key(self) -> ConsumerId:
+        """Return the key of the row."""
+        return self.group_id
+
+
+class OwnedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A partition that a member of a group owns."""
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    epoch: int
+    """The session with which the member uses the partition."""
+    is_revoking: bool = False
+    """Whether the member was asked to release it."""
+
+    @property
+    def key(self) -> tuple[TopicId, PartitionId]:
+        """Return the key of the partition."""
+        return (self.topic_id, self.partition_id)
+
+
+class GroupMemberRow(Row, frozen=True):
+    """A member of a group and its partitions."""
+
+    table: ClassVar[Table] = Table.GROUP_MEMBERS
+
+    group_id: ConsumerId
+    member_id: str
+    joined_ms: int
+    session_timeout_ms: int
+    instance: str = ""
+    rack: str = ""
+    topics: tuple[str, ...] = ()
+    """Names, since a topic that is deleted and created again has another id."""
+    pattern: str = ""
+    start: StartFrom = StartFrom.EARLIEST
+    client: str = ""
+    """Describes the process, for people."""
+    principal: str = ""
+    replaces: str = ""
+    """The member with the same instance name that it took over from."""
+    version: int = 0
+    """The index of the last command that changed its partitions."""
+    owned: tuple[OwnedPartition, ...] = ()
+    """Sorted by partition."""
+
+    @property
+    def key(self) -> tuple[ConsumerId, str]:
+        """Return the key of the row."""
+        return (self.group_id, self.member_id)
+
+
 AnyRow = (
     BrokerRow
     | TopicRow
@@ -458,6 +541,8 @@ AnyRow = (
     | MembershipRow
     | GrantRow
     | QuotaRow
+    | GroupRow
+    | GroupMemberRow
 )
 
 ROW_TYPES: tuple[type[AnyRow], ...] = (
@@ -475,5 +560,7 @@ ROW_TYPES: tuple[type[AnyRow], ...] = (
     MembershipRow,
     GrantRow,
     QuotaRow,
+    GroupRow,
+    GroupMemberRow,
 )
 """Every row type, in the order in which tables are written."""

@@ -26,6 +26,8 @@ from quiver.metadata.rows import (
     ConsumerRow,
     EntityKind,
     GrantRow,
+    GroupMemberRow,
+    GroupRow,
     HeartbeatRow,
     HoldRow,
     MembershipRow,
@@ -111,6 +113,8 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memberships: msgspec.Raw = NO_ROWS
     grants: msgspec.Raw = NO_ROWS
     quotas: msgspec.Raw = NO_ROWS
+    consumer_groups: msgspec.Raw = NO_ROWS
+    group_members: msgspec.Raw = NO_ROWS
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
@@ -128,12 +132,15 @@ class View:
         "_access",
         "_consumers_by_topic",
         "_held_offsets",
+        "_members_by_group",
         "_quota_table",
         "brokers",
+        "consumer_groups",
         "consumers",
         "consumers_by_name",
         "counters",
         "grants",
+        "group_members",
         "heartbeats",
         "holds",
         "memberships",
@@ -167,11 +174,16 @@ class View:
         self.memberships: Mapping[tuple[str, str], MembershipRow] = tables[Table.MEMBERSHIPS]
         self.grants: Mapping[tuple[str, str, str, str, bool], GrantRow] = tables[Table.GRANTS]
         self.quotas: Mapping[str, QuotaRow] = tables[Table.QUOTAS]
+        self.consumer_groups: Mapping[ConsumerId, GroupRow] = tables[Table.CONSUMER_GROUPS]
+        self.group_members: Mapping[tuple[ConsumerId, str], GroupMemberRow] = tables[Table.GROUP_MEMBERS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
         self.consumers_by_name: Mapping[str, ConsumerId] = state.names[Table.CONSUMERS]
         self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
         if previous is not None and previous.consumers is self.consumers:
             self._consumers_by_topic = previous._consumers_by_topic
+        self._members_by_group: dict[ConsumerId, tuple[GroupMemberRow, ...]] | None = None
+        if previous is not None and previous.group_members is self.group_members:
+            self._members_by_group = previous._members_by_group
         self._held_offsets: dict[tuple[TopicId, PartitionId], Offset] | None = None
         if previous is not None and previous.holds is self.holds:
             self._held_offsets = previous._held_offsets
@@ -264,6 +276,15 @@ class View:
             self._consumers_by_topic = _group_consumers(self.consumers)
         return self._consumers_by_topic.get(topic_id, ())
 
+    def members_of(self, group_id: ConsumerId) -> tuple[GroupMemberRow, ...]:
+        """Return the members of a consumer group, sorted by id."""
+        if self._members_by_group is None:
+            grouped: dict[ConsumerId, list[GroupMemberRow]] = {}
+            for key in sorted(self.group_members):
+                grouped.setdefault(key[0], []).append(self.group_members[key])
+            self._members_by_group = {id_: tuple(found) for id_, found in grouped.items()}
+        return self._members_by_group.get(group_id, ())
+
     def gone_producers(self, ids: Iterable[ProducerId]) -> list[ProducerId]:
         """Return those of these producers that were registered and are not any more: an id is never reused."""
         producers, next_id = self.producers, self.counters.next_producer_id
@@ -320,7 +341,7 @@ class View:
 class MetadataState:
     """The current metadata. Only `apply_changes` and `advance_to` change it."""
 
-    __slots__ = ("_shared", "_view", "counters", "names", "owned", "position", "shown", "tables")
+    __slots__ = ("_shared", "_view", "assigned", "counters", "members", "names", "owned", "position", "shown", "tables")
 
     def __init__(
         self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: LogPosition | None = None
@@ -332,6 +353,10 @@ class MetadataState:
         """Keys by secondary name: see `_name`."""
         self.owned: dict[tuple[Table, str], int] = {}
         """What each principal owns, by table: producers, consumers, topics, and partitions of its topics."""
+        self.members: dict[ConsumerId, set[str]] = {}
+        """The members of each consumer group that has any, by id."""
+        self.assigned = 0
+        """Partitions that members of groups own, of all groups together."""
         self._view: View | None = None
         self.shown: View | None = None
         """The view of the current state; None until `view` makes it."""
@@ -411,6 +436,9 @@ class MetadataState:
         if old is not None:
             self._count_owned(old, -1)
         self._count_owned(row, 1)
+        if isinstance(row, GroupMemberRow):
+            self.members.setdefault(row.group_id, set()).add(row.member_id)
+            self.assigned += len(row.owned) - (0 if old is None else len(old.owned))
         table[row.key] = row  # not delete and insert: copying a dict without gaps is several times faster
 
     def _drop(self, table: Table, key: object) -> None:
@@ -418,6 +446,11 @@ class MetadataState:
         if row is not None:
             self.names[table].pop(_name(row), None)
             self._count_owned(row, -1)
+            if isinstance(row, GroupMemberRow):
+                self.assigned -= len(row.owned)
+                self.members[row.group_id].discard(row.member_id)
+                if not self.members[row.group_id]:
+                    del self.members[row.group_id]
 
     def _count_owned(self, row: AnyRow, times: int) -> None:
         if not isinstance(row, TopicRow | ProducerRow | ConsumerRow) or not row.owner:

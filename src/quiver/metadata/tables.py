@@ -238,6 +238,49 @@ quotas = Table(
 )
 """A limit that is not set is NULL; 0 is no limit."""
 
+consumer_groups = Table(
+    "consumer_groups",
+    METADATA,
+    _number("group_id", key=True),
+    _text("kind"),
+    _number("created_ms"),
+    _text("settings"),
+    _number("version"),
+    _number("rebalances"),
+    _number("last_rebalance_ms"),
+    _text("reason"),
+    _number("pause_ms"),
+)
+
+group_members = Table(
+    "group_members",
+    METADATA,
+    _number("group_id", key=True),
+    _text("member_id", key=True),
+    _number("joined_ms"),
+    _number("session_timeout_ms"),
+    _text("instance"),
+    _text("rack"),
+    _text("topics"),
+    _text("pattern"),
+    _text("start"),
+    _text("client"),
+    _text("principal"),
+    _text("replaces"),
+    _number("version"),
+)
+
+group_partitions = Table(
+    "group_partitions",
+    METADATA,
+    _number("group_id", key=True),
+    _text("member_id", key=True),
+    _number("topic_id", key=True),
+    _number("partition_id", key=True),
+    _number("epoch"),
+    _flag("is_revoking"),
+)
+
 
 class RowMapping:
     """The mapping of one row type: one row in `table`, and one in `children` for each nested part."""
@@ -433,6 +476,37 @@ class QuotaMapping(RowMapping):
         values["limits"] = {name: values.pop(name) for name in QuotaLimits.__struct_fields__}
 
 
+class GroupMapping(RowMapping):
+    """Groups: the settings of a queue are one column of JSON, those that are not the default."""
+
+    def split(self, values: Values) -> list[Values]:
+        """Encode the settings."""
+        values["settings"] = msgspec.json.encode(values["settings"], order="sorted").decode()
+        return []
+
+    def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a group has none
+        """Decode the settings."""
+        values["settings"] = msgspec.json.decode(values["settings"])
+
+
+class GroupMemberMapping(RowMapping):
+    """Members of groups: each partition is a child; the topics are one comma-separated column."""
+
+    children = group_partitions
+
+    def split(self, values: Values) -> list[Values]:
+        """Join the topics; return the partitions."""
+        values["topics"] = ",".join(values["topics"])
+        found: list[Values] = values.pop("owned")
+        return found
+
+    def join(self, values: Values, children: list[Values]) -> None:
+        """Split the topics; restore the partitions in order."""
+        values["topics"] = values["topics"].split(",") if values["topics"] else []
+        ordered = sorted(children, key=itemgetter("topic_id", "partition_id"))
+        values["owned"] = [{name: child[name] for name in rows.OwnedPartition.__struct_fields__} for child in ordered]
+
+
 ROW_MAPPINGS: tuple[RowMapping, ...] = (
     BrokerMapping(rows.BrokerRow, brokers),
     TopicMapping(rows.TopicRow, topics),
@@ -448,5 +522,7 @@ ROW_MAPPINGS: tuple[RowMapping, ...] = (
     UserReferenceMapping(rows.MembershipRow, memberships),
     RowMapping(rows.GrantRow, grants),
     QuotaMapping(rows.QuotaRow, quotas),
+    GroupMapping(rows.GroupRow, consumer_groups),
+    GroupMemberMapping(rows.GroupMemberRow, group_members),
 )
 """Every row type, in the order in which tables are written."""

@@ -32,6 +32,7 @@ from quiver.metadata.commands import (
     RestoreTopicCommand,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, check_assignment, find_topic, refuse
+from quiver.metadata.groups import forget_topic
 from quiver.metadata.quotas import check_partitions, check_topics
 from quiver.metadata.rows import (
     ConsumerRow,
@@ -146,7 +147,7 @@ def restore(state: MetadataState, command: RestoreTopicCommand) -> CommandDecisi
 
 
 def purge(state: MetadataState, command: PurgeTopic) -> CommandDecision | CommandRefusal:
-    """Delete a deleted topic permanently, with its partitions, moves, holds and registrations."""
+    """Delete a deleted topic permanently, with its partitions, moves, holds, registrations and assignments."""
     topic = _find_deleted(state, command.topic_id)
     if isinstance(topic, CommandRefusal):
         return topic
@@ -161,6 +162,7 @@ def purge(state: MetadataState, command: PurgeTopic) -> CommandDecision | Comman
     holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
     changes += [drop(hold) for hold in holds.values() if hold.topic_id == topic.topic_id]
     changes += _without_registrations(state, topic.topic_id)
+    changes += forget_topic(state, topic.topic_id)
     return CommandDecision(changes)
 
 

@@ -22,24 +22,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from quiver.groups.limits import PAUSE_MS_MAX, SESSION_TIMEOUT_MS, TOPICS_MAX
 from quiver.groups.settings import QueueOrder, QueueSettings
 from quiver.model import ConsumerId, Index, TopicId
 from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, PartitionNumber, Request, Response, Session
 
-SESSION_TIMEOUT_MS = 10_000
-"""The session timeout of a member that names none."""
-SESSION_TIMEOUT_MS_MIN = 1_000
-SESSION_TIMEOUT_MS_MAX = 3_600_000
 HEARTBEATS_PER_TIMEOUT = 3
 """Heartbeats that a member sends, at least, in the time after which it counts as dead."""
 HEARTBEAT_WAIT_MS_MAX = 10_000
 """Longest time that a heartbeat waits for a new assignment, whatever it asks for."""
-TOPICS_MAX = 1_000
-"""Most topics that one member names; a pattern may match more."""
 GROUPS_DESCRIBED_MAX = 1_000
 """Most groups that one `DescribeGroups` names."""
-PAUSE_MS_MAX = 600_000
-"""Longest pause of a restarted group."""
 
 GroupKind = Literal["stream", "queue"]
 MemberId = Annotated[str, Meta(max_length=64)]

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from quiver.features import LEVEL_MAX, LEVEL_MIN
+from quiver.groups.settings import QueueSettings
 from quiver.metadata.commands import (
     AnyCommand,
     Beat,
@@ -18,8 +19,15 @@ from quiver.metadata.commands import (
     SilentClient,
     TopicSelection,
 )
-from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
-from quiver.model import PartitionId
+from quiver.metadata.group_commands import (
+    GroupMember,
+    GroupPartition,
+    JoinGroupCommand,
+    PartitionGrant,
+    PartitionRelease,
+)
+from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, GroupKind, HoldPosition, Retention, StartFrom
+from quiver.model import SESSION_BITS, PartitionId
 from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.scram import ScramVerifier
@@ -29,6 +37,7 @@ TIMES = st.integers(0, 50)
 TOPICS = st.sampled_from(["logs", "audit", "metrics", ".."])
 USERS = st.sampled_from(["alice", "alice", "bob", "no user"])
 VERIFIER = ScramVerifier(salt="00" * 16, iterations=4096, stored_key="1" * 64, server_key="2" * 64)
+MEMBERS = st.sampled_from(["", "m1", "m1", "m2"])
 LEVEL = st.integers(LEVEL_MIN, LEVEL_MAX)
 NUMBERS = st.none() | st.integers(0, 10)
 
@@ -116,6 +125,34 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "subject": st.sampled_from(["user:alice", "role:ops", "default", "anonymous", "topic:logs", "topic:*", "x"]),
     "limits": st.builds(QuotaLimits, requests_per_second=NUMBERS, topics_max=NUMBERS, registrations_max=NUMBERS),
+    "group": st.sampled_from(["", "r1", "r1", "r2", "x"]),
+    "group_id": st.integers(0, 3),
+    "member_id": MEMBERS,
+    "members": tuples(st.builds(GroupMember, group_id=st.integers(0, 3), member_id=MEMBERS), max_size=2),
+    "pattern": st.sampled_from(["", "*"]),
+    "instance": st.sampled_from(["", "", "i1", "i2"]),
+    "session_timeout_ms": st.sampled_from([0, 1_000, 10_000]),
+    "group_kind": st.sampled_from([None, *[GroupKind.STREAM] * 4, GroupKind.QUEUE]),
+    "client": st.sampled_from(["", "host"]),
+    "reason": st.sampled_from(["", "left", "expired"]),
+    "version": SMALL,
+    "grants": tuples(st.builds(PartitionGrant, member_id=MEMBERS, topic_id=SMALL, partition_id=SMALL), max_size=3),
+    "revokes": tuples(st.builds(GroupPartition, topic_id=SMALL, partition_id=SMALL), max_size=2),
+    "drops": tuples(st.builds(GroupPartition, topic_id=SMALL, partition_id=SMALL), max_size=1),
+    "releases": tuples(
+        st.builds(
+            PartitionRelease,
+            group_id=st.integers(0, 3),
+            member_id=MEMBERS,
+            topic_id=SMALL,
+            partition_id=SMALL,
+            epoch=SMALL.map(lambda index: index << SESSION_BITS),
+        ),
+        max_size=2,
+    ),
+    "settings": st.none() | st.builds(QueueSettings, lease_ms=st.integers(1, 3), backoff_multiplier=st.just(1.7)),
+    "is_forced": st.booleans(),
+    "pause_ms": st.sampled_from([0, 5, 10**7]),
     "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
 }
 
@@ -128,4 +165,8 @@ def commands(among: Any = AnyCommand) -> st.SearchStrategy[AnyCommand]:
 
 def _of_kind(kind: type[AnyCommand]) -> st.SearchStrategy[AnyCommand]:
     names = [field.name for field in msgspec.structs.fields(kind)]
-    return st.builds(kind, **{name: FIELDS[name] for name in names})
+    fields = {name: FIELDS[name] for name in names}
+    if kind is JoinGroupCommand:
+        fields["group_kind"] = fields["group_kind"].map(lambda found: found or GroupKind.STREAM)
+        fields["topics"] = fields["topics"].map(lambda found: tuple(TopicSelection(one.topic) for one in found))
+    return st.builds(kind, **fields)

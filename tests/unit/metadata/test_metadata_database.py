@@ -140,6 +140,9 @@ def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, pat
         "memberships": 0,
         "grants": 0,
         "quotas": 0,
+        "consumer_groups": 0,
+        "group_members": 0,
+        "group_partitions": 0,
     }
 
 
@@ -270,13 +273,13 @@ def test_newer_schema_is_refused_with_a_sentence(path: Path, database: Database)
         connection.execute("UPDATE meta SET schema_version = 99")
         connection.commit()
     with pytest.raises(
-        StorageError, match="schema version 99, but this program supports up to 8: start the newer program"
+        StorageError, match="schema version 99, but this program supports up to 9: start the newer program"
     ):
         database.prepare()
 
 
 def test_there_is_a_migration_for_every_version() -> None:
-    assert len(MIGRATIONS) == SCHEMA_VERSION == 8
+    assert len(MIGRATIONS) == SCHEMA_VERSION == 9
 
 
 def test_what_no_program_of_ours_wrote_is_a_storage_error(path: Path, database: Database) -> None:
