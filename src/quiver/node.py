@@ -72,6 +72,7 @@ from quiver.storage import (
 from quiver.storage.data_directory import metadata_log, replicas
 from quiver.storage.rotated_file import RotatedFile
 from quiver.tasks import TaskScope
+from quiver.tracing import open_tracing
 from quiver.wire import Caller
 from quiver.wire.admin_messages import DescribeNode, NodeDescribed, ProblemInfo
 from quiver.wire.serving import Answer
@@ -115,6 +116,7 @@ class Node:
         self._access: AccessControl
         self._authenticator: Authenticator
         self._provider: IdentityProvider | None = None
+        self._tracing = open_tracing() if settings.tracing.is_enabled else None
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -345,6 +347,7 @@ class Node:
             rng=environment.rng,
             directory=replicas(settings.node.data),
             decoded=self._decoded,
+            tracing=self._tracing,
         )
         await stack.enter_async_context(self._broker)
         self._dispatcher.add(admin.handlers() | self._broker.handlers() | {DescribeNode: self._handle_describe})
@@ -372,6 +375,7 @@ class Node:
             decoded=self._decoded,
             quotas=self._quotas,
             turns=environment.turns,
+            tracing=self._tracing,
         )
         gateway = Gateway(
             services,

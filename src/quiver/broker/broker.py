@@ -36,6 +36,7 @@ from quiver.raft import Role
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
 from quiver.storage import Disk, Executor, GroupFolders
+from quiver.tracing import Tracing
 from quiver.wire.admin_messages import PROBLEMS_MAX, LagInfo, ProblemInfo, ReplicaInfo
 from quiver.wire.messages import LeaderInfo
 from quiver.wire.requests import Request
@@ -80,6 +81,7 @@ class Broker:
         rng: Rng,
         directory: str,
         decoded: DecodedBatchBudget | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         node = self._node = registration.node
         self._store, self._clock, self._rng = store, clock, rng
@@ -131,6 +133,7 @@ class Broker:
             clock=clock,
             long_polls_max=settings.broker.long_polls_max,
             explainer=ReplicaExplainer(node, clock=clock, space=self._space, settings=settings.log),
+            tracing=tracing,
         )
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []

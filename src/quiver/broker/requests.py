@@ -20,6 +20,7 @@ from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
+from quiver.tracing import Tracing
 from quiver.wire.consumed_records import encode_consumed
 from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.messages import (
@@ -60,12 +61,14 @@ class BrokerRequests:
         clock: Clock,
         long_polls_max: int,
         explainer: ReplicaExplainer,
+        tracing: Tracing | None = None,
     ) -> None:
         self._table = table
         self._view = view
         self._clients = clients
         self._clock = clock
         self._explainer = explainer
+        self._tracing = tracing
         self._polls_max = self._polls_left = long_polls_max
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
@@ -74,7 +77,7 @@ class BrokerRequests:
         Each raises the errors of the replica, and those of `ReplicaTable.find_leader`.
         """
         return {
-            Produce: self._produce,
+            Produce: self._produce if self._tracing is None else self._tracing.trace_append(self._produce),
             BeginEpoch: self._begin_epoch,
             Fetch: self._fetch,
             FindOffset: self._find_offset,

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import click
 
@@ -25,6 +25,7 @@ from quiver.logs import configure_logging, facts
 from quiver.node import Node
 from quiver.storage import DirectoryLock
 from quiver.tasks import new_event_loop
+from quiver.tracing import exporting
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def node(*, with_parent: bool, insecure: bool, **options: str | None) -> None:
     configure_logging(settings.logging, sys.stderr)
     _raise_file_limit()
     settings = _fit_to_file_limit(settings)
-    with DirectoryLock(settings.node.data):
+    with DirectoryLock(settings.node.data), _exporting_traces(settings):
         # Not `except*`: before Python 3.11.4, it wraps what is raised inside it into a group.
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -66,6 +67,13 @@ def node(*, with_parent: bool, insecure: bool, **options: str | None) -> None:
             if not isinstance(cause, QuiverError | OSError):
                 logger.critical("node crashed", exc_info=error)
             raise cause from None
+
+
+def _exporting_traces(settings: Settings) -> AbstractContextManager[None]:
+    traces = settings.tracing
+    if not traces.is_enabled:
+        return nullcontext()
+    return exporting(endpoint=traces.endpoint, node=settings.node.id, samples_per_million=traces.samples_per_million)
 
 
 def _raise_file_limit() -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from quiver.client.administration import AsyncClusterAdministration
 from quiver.client.arguments import check_arguments
-from quiver.client.consumer import AsyncConsumer
+from quiver.client.consumer import AsyncConsumer, trace_consumer
 from quiver.client.consumer_core import ConsumerCore, Subscription, parse_subscription
 from quiver.client.cursors import NamedCursors
 from quiver.client.diagnosis import Diagnose
@@ -49,6 +49,7 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
+from quiver.tracing import Tracing
 from quiver.wire.messages import (
     AddPartitionsRequest,
     ConfigureTopicRequest,
@@ -94,6 +95,7 @@ class AsyncCluster(AsyncClusterAdministration):
         http_get: HttpGet = http_get,
         diagnose: Diagnose | None = None,
         make_transport: MakeTransport | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Accept addresses of some nodes; `owned` is opened before the first request and closed after the last.
 
@@ -104,7 +106,7 @@ class AsyncCluster(AsyncClusterAdministration):
         check_options(self.options)
         self._seeds = parse_seeds(addresses)
         self._transport, self._owned, self._http_get, self._diagnose = transport, owned, http_get, diagnose
-        self._rng = rng
+        self._rng, self._tracing = rng, tracing
         self._cache = MetadataCache(clock)
         self.router = Router(transport, self._cache, clock=clock, rng=rng, options=self.options)
         self._cursors = NamedCursors(self.router)
@@ -313,6 +315,8 @@ class AsyncCluster(AsyncClusterAdministration):
             is_creating=create_topic,
         )
         self._keep(core)
+        if self._tracing is not None:
+            core.trace(self._tracing)
         if digests:
             try:
                 core.digest_reporter = await self._make_digest_reporter(
@@ -382,7 +386,10 @@ class AsyncCluster(AsyncClusterAdministration):
         else:
             member.check_alone(name, consumer_id, subscription.partitions, is_digesting=digests)
             core = await self._join_group(subscription, member, options)
-        return AsyncConsumer(core, self.router, idle_timeout_ms=idle_timeout_ms)
+        consumer = AsyncConsumer(core, self.router, idle_timeout_ms=idle_timeout_ms)
+        if self._tracing is not None:
+            trace_consumer(consumer, self._tracing)
+        return consumer
 
     # -- ranges of offsets -----------------------------------------------------------------------
 

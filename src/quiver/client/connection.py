@@ -18,6 +18,7 @@ from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
 from quiver.contexts import ClusterTarget, find_credentials, resolve
 from quiver.security.secrets import CredentialSource, Secret
+from quiver.tracing import Tracing, open_tracing
 from quiver.wire import RequestPool, TlsSettings
 from quiver.wire.tls import make_client_context
 
@@ -37,6 +38,7 @@ def connect_async(
     user: str = "",
     password: str | Secret = "",
     password_file: str = "",
+    tracing: bool = False,
 ) -> AsyncCluster:
     """Return a cluster for use in ``async with``, or after `await cluster.open()`.
 
@@ -60,6 +62,7 @@ def connect_async(
         password: Password of the user. It is never sent. Better a file.
         password_file: File that holds the password in one line, readable by its owner alone; read again for each new
             connection. Default: `QUIVER_PASSWORD_FILE`, else that of the context.
+        tracing: Whether to make OpenTelemetry spans, with this process's tracer provider; needs `quivermq[otel]`.
 
     Raises:
         RequestError: an address is malformed, contradicts the TLS arguments, or is an HTTP address with a password
@@ -88,10 +91,13 @@ def connect_async(
         user=user,
         password_file=password_file,
     )
-    return _make_cluster(target, find_credentials(target, token=token, password=password), options)
+    credentials = find_credentials(target, token=token, password=password)
+    return _make_cluster(target, credentials, options, open_tracing() if tracing else None)
 
 
-def _make_cluster(target: ClusterTarget, credentials: CredentialSource | None, options: ClusterOptions) -> AsyncCluster:
+def _make_cluster(
+    target: ClusterTarget, credentials: CredentialSource | None, options: ClusterOptions, tracing: Tracing | None
+) -> AsyncCluster:
     encryption = TlsSettings(
         is_enabled=target.is_tls,
         ca_file=target.ca_file,
@@ -111,6 +117,7 @@ def _make_cluster(target: ClusterTarget, credentials: CredentialSource | None, o
         http_get=partial(http_get, tls=tls_context, credentials=credentials),
         diagnose=partial(diagnose, tls=tls_context),
         make_transport=make_pool,
+        tracing=tracing,
     )
 
 
@@ -129,6 +136,7 @@ def connect(
     user: str = "",
     password: str | Secret = "",
     password_file: str = "",
+    tracing: bool = False,
 ) -> Cluster:
     """Connect to a cluster and return it; use it in ``with``, or `close` it.
 
@@ -161,5 +169,6 @@ def connect(
             user=user,
             password=password,
             password_file=password_file,
+            tracing=tracing,
         )
     )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from quiver.tracing import Tracing
+
 
 def parse_seek_target(offset: SeekTarget | None, timestamp: int | datetime | None) -> tuple[SeekTarget, bool]:
     """Return the target of a seek, and whether it is a timestamp in milliseconds."""
@@ -39,6 +41,12 @@ def parse_seek_target(offset: SeekTarget | None, timestamp: int | datetime | Non
         raise OutOfRangeError(f"not done: an offset is a number, 'earliest' or 'latest', not {offset!r}")
     assert offset is not None
     return offset, False
+
+
+def trace_consumer(consumer: AsyncConsumer, tracing: Tracing) -> None:
+    """Make spans of what a consumer receives from now on."""
+    consumer.wait_batch = tracing.trace_wait_batch(consumer.wait_batch)  # type: ignore[method-assign]
+    consumer.core.consume = tracing.trace_consume(consumer.core.consume)  # type: ignore[method-assign]
 
 
 @check_arguments

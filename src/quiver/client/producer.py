@@ -53,6 +53,7 @@ from quiver.wire.messages import TopicInfo
 
 if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
+    from quiver.tracing import Tracing
 
 Put = Callable[[], tuple[Outcome, int] | None]
 """Puts a chunk into the accumulator; returns its outcome and first index in the batch, or None without room."""
@@ -88,6 +89,7 @@ class ProducerCore:
             buffer_bytes=options.buffer_bytes,
             announce=self._announce,
         )
+        self.extend = self.accumulator.extend
         self._is_closed = False
         self.on_closed: Callable[[], object] = lambda: None
 
@@ -111,6 +113,11 @@ class ProducerCore:
         core = cls(info, partitions, router=router, identity=identity, options=options)
         core._tasks.start(core._follow_topic(), "follow-topic")
         return core
+
+    def trace(self, tracing: Tracing) -> None:
+        """Make spans of what is sent from now on; call it before the first record."""
+        self.add = tracing.trace_add(self.add, self.topic.topic, to_headers)  # type: ignore[method-assign]
+        self.extend = tracing.trace_extend(self.extend, self.topic.topic)
 
     # -- accepting, from any thread --------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class ProducerCore:
         for chunk, size_bytes in cut_values(values, self.options.batch_bytes):
             # A chunk that finds no room is put again later, so its names are bound now.
             yield (
-                lambda chunk=chunk, size_bytes=size_bytes: self.accumulator.extend(  # type: ignore[misc] # bound early
+                lambda chunk=chunk, size_bytes=size_bytes: self.extend(  # type: ignore[misc] # bound early
                     chunk, target, stored_key, size_bytes=size_bytes, headers=headers
                 ),
                 size_bytes,

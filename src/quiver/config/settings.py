@@ -341,6 +341,34 @@ class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ] = "text"
 
 
+class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Traces by OpenTelemetry."""
+
+    is_enabled: Annotated[
+        bool,
+        Meta(
+            description="Whether this node makes spans of HTTP produce calls and of appends; needs "
+            "`pip install 'quivermq[otel]'`. Off costs nothing; docs/operations/tracing.md has what on costs."
+        ),
+    ] = False
+    endpoint: Annotated[
+        str,
+        Meta(
+            description="URL of a collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; "
+            "empty leaves it to the variable OTEL_EXPORTER_OTLP_ENDPOINT."
+        ),
+    ] = ""
+    samples_per_million: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Of a million calls that begin a trace, how many are sampled. Calls and records that "
+            "continue a trace of their sender follow its decision.",
+        ),
+    ] = 10_000
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every setting of a node, by section."""
 
@@ -361,3 +389,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gateway: GatewaySettings = GatewaySettings()
     quotas: QuotaSettings = QuotaSettings()
     logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = TracingSettings()

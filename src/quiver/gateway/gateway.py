@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +32,7 @@ from quiver.gateway.registrations import Registrations, catch_up
 from quiver.gateway.routes import ROUTES, HttpRoute
 from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
+from quiver.gateway.traced_application import TracedApplication
 from quiver.metadata import View
 from quiver.model import NodeId
 from quiver.record.decoded import DecodedBatchBudget
@@ -39,6 +41,7 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.router import Router, RouterOptions
 from quiver.routing.transport import Transport
 from quiver.security.quotas import Quotas
+from quiver.tracing import Tracing
 from quiver.turns import Turns
 from quiver.wire import Handler
 
@@ -65,6 +68,8 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """What principals and topics may use, shared with the wire; None: everything."""
     turns: Turns | None = None
     """Orders requests when there are too many, shared with the wire; None: those of the gateway alone."""
+    tracing: Tracing | None = None
+    """Makes spans of produce calls; None: there are none."""
 
 
 class Gateway:
@@ -101,7 +106,10 @@ class Gateway:
         handlers = self._handlers(rng)
         host = parse_address(listen)[0]
         hosts = HostNames(listen_host=host, names=(advertise, socket.gethostname(), *settings.host_names))
-        self.application = RoutedApplication(
+        make_application: Callable[..., RoutedApplication] = RoutedApplication
+        if services.tracing is not None:
+            make_application = partial(TracedApplication, tracing=services.tracing)
+        self.application = make_application(
             handlers,
             hosts=hosts,
             access=services.access,

@@ -206,6 +206,11 @@ class Batch:
         positions = self.positions(first_offset, end_offset)
         return self._decode_columns().values.to_list(first=positions.start, end=positions.stop)
 
+    def headers(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> Iterator[Headers]:
+        """Yield the headers of each record in a range of offsets; nothing if no record of the batch has any."""
+        column = self._decode_columns().headers
+        return iter(()) if column is None else map(column.__getitem__, self.positions(first_offset, end_offset))
+
     def positions(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> range:
         """Return which of the batch's records, counted from 0, are in a range of offsets; perhaps none."""
         base_offset, record_count = self.header.base_offset, self.header.record_count

@@ -45,6 +45,7 @@ KEPT_HEADERS = frozenset(
         b"referer",
         b"authorization",
         REQUEST_ID,
+        b"traceparent",
     )
 )
 """Request headers that are used; the others are counted and dropped."""
