@@ -209,7 +209,10 @@ class _ThreadLane:
 
     def _serve(self) -> None:
         """Run tasks until `close`; runs in each of the lane's threads."""
+        pacer = self._paced_by
         while (task := self._queue.get()) is not None:
+            if pacer is not None:
+                pacer.begin_work()
             started_s = perf_counter()
             result, error = None, None
             try:
@@ -217,6 +220,8 @@ class _ThreadLane:
             except BaseException as raised:  # noqa: BLE001 - the submitter receives every outcome
                 error = raised
             times = _Times(task.submitted_s, started_s, perf_counter())
+            if pacer is not None:
+                pacer.end_work(times.ended_s)
             with suppress(RuntimeError):  # the loop is closed: nothing awaits the future
                 task.loop.call_soon_threadsafe(self._complete, task.done, result, error, times)
             if pause_s := self._pause_s():
