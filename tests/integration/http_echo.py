@@ -71,6 +71,9 @@ class EchoApplication:
     def admit(self, head: HttpHead) -> HttpResponse | None:
         return None
 
+    def is_long_poll(self, request: HttpRequest) -> bool:
+        return False
+
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         return "", request.path
 

@@ -76,6 +76,9 @@ class CostlyApplication:
     def admit(self, head: HttpHead) -> HttpResponse | None:
         return self.refuse(503, "overloaded", "") if head.path == "/refused" else None
 
+    def is_long_poll(self, request: HttpRequest) -> bool:
+        return False
+
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         return "", request.path
 

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.turns import PENALTY_S, RATE_FIRST, REFUSALS_SHARE, TURN_STARTS, WAIT_S_MAX, WAITING_MIN, Turns
+from quiver.turns import (
+    PENALTY_S,
+    RATE_FIRST,
+    REFUSALS_SHARE,
+    STALL_S,
+    TURN_STARTS,
+    UNDER_WAY_MIN,
+    UNDER_WAY_S,
+    WAIT_S_MAX,
+    WAITING_MIN,
+    Flow,
+    Turns,
+)
 
 WORK_S = 0.000_5
 DROP_S = 0.000_1
@@ -48,22 +60,33 @@ class Loop:
 
 
 class World:
-    """Turns, and requests that take `WORK_S` of the loop, or longer."""
+    """Turns, and requests that take `WORK_S` of the loop, or longer, and with `lasts_s` some time after it."""
 
-    def __init__(self, work_s: float = WORK_S) -> None:
+    def __init__(self, work_s: float = WORK_S, lasts_s: float = 0.0) -> None:
         self.work_s = work_s
+        self.lasts_s = lasts_s
         self.loop = Loop()
         self.turns = Turns()
         self.turns.bind(self.loop)
         self.log: list[tuple[str, str]] = []
 
-    def arrive(self, name: str, *, principal: str = "alice", topic: str = "a", timeout_s: float = 10.0) -> Request:
+    def arrive(
+        self,
+        name: str,
+        *,
+        principal: str = "alice",
+        topic: str = "a",
+        timeout_s: float = 10.0,
+        is_long_poll: bool = False,
+    ) -> Request:
         request = Request(self, name)
         self.turns.starts += 1
         if self.turns.starts < TURN_STARTS or self.turns.may_start():
-            request.begin_turn()
+            request.begin_turn(None)
         else:
-            request.is_waiting = self.turns.wait(request, principal=principal, topic=topic, timeout_s=timeout_s)
+            request.is_waiting = self.turns.wait(
+                request, principal=principal, topic=topic, timeout_s=timeout_s, is_long_poll=is_long_poll
+            )
             if not request.is_waiting:
                 self.log.append(("refused", name))
         return request
@@ -82,13 +105,22 @@ class Request:
         self.name = name
         self.is_waiting = False
         self.error: Exception | None = None
+        self.flow: Flow | None = None
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, flow: Flow | None) -> None:
         self.is_waiting = False
         if self.error is not None:
             raise self.error
-        self._world.loop.now_s += self._world.work_s
+        self.flow = flow
+        loop = self._world.loop
+        loop.now_s += self._world.work_s
         self._world.log.append(("started", self.name))
+        if flow is None:
+            return
+        if self._world.lasts_s:
+            loop.call_later(self._world.lasts_s, lambda: self._world.turns.end_work(flow))
+        else:
+            self._world.turns.end_work(flow)
 
     def drop_turn(self) -> None:
         self.is_waiting = False
@@ -266,14 +298,71 @@ def test_request_that_fails_does_not_stop_the_others() -> None:
     assert world.names("started")[-1] == "later"
 
 
+def started_of(world: World, topic: str) -> int:
+    return sum(name.startswith(topic) for name in world.names("started"))
+
+
+def test_topic_has_only_so_much_under_way_while_another_waits() -> None:
+    world = World(work_s=0.000_1, lasts_s=1.0)
+    for number in range(400):
+        world.arrive(f"a {number}")
+    world.arrive("b", topic="b")
+    for _ in range(5):
+        world.loop.turn()
+    assert "b" in world.names("started")
+    limit = max(UNDER_WAY_MIN, world.turns.rate * UNDER_WAY_S)
+    assert started_of(world, "a") <= limit + 3 * TURN_STARTS, "some were started before any waited"
+    world.arrive("b again", topic="b")
+    world.loop.turn()
+    assert world.names("started")[-1] == "b again", "it is started although requests of the other topic wait"
+
+
+def test_topic_alone_has_no_such_limit_and_long_polls_do_not_count() -> None:
+    alone, polling = World(work_s=0.000_1, lasts_s=1.0), World(work_s=0.000_1, lasts_s=1.0)
+    for number in range(400):
+        alone.arrive(f"a {number}")
+        polling.arrive(f"a {number}", is_long_poll=True)
+    polling.arrive("b", topic="b")
+    for _ in range(200):
+        alone.loop.turn()
+        polling.loop.turn()
+    assert not alone.turns.waiting
+    assert not polling.turns.waiting
+
+
+def test_more_is_started_while_the_loop_has_time() -> None:
+    world = World(work_s=0.000_01, lasts_s=0.05)
+    for number in range(400):
+        world.arrive(f"a {number}")
+        if number % 50 == 0:
+            world.arrive(f"b {number}", topic="b")
+    begun_s = world.loop.now_s
+    world.finish()
+    assert world.loop.now_s - begun_s < 400 * STALL_S / TURN_STARTS * 1.5, "not one batch in 50 ms"
+
+
+def test_busy_loop_does_not_start_more_than_the_limit() -> None:
+    world = World(work_s=0.000_01, lasts_s=0.05)
+    for number in range(400):
+        world.arrive(f"a {number}")
+        if number % 50 == 0:
+            world.arrive(f"b {number}", topic="b")
+    most = 0
+    while world.turns.waiting:
+        world.loop.turn()
+        world.loop.now_s += 0.003  # what other work takes in every round
+        most = max(most, sum(flow.under_way for flow in world.turns._flows.values()))
+    assert most <= 2 * max(UNDER_WAY_MIN, RATE_FIRST * UNDER_WAY_S) + 2 * TURN_STARTS
+
+
 ARRIVALS = st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.floats(0.0, 0.05), st.booleans())
 
 
-@given(st.lists(ARRIVALS, max_size=120))
+@given(st.lists(ARRIVALS, max_size=120), st.sampled_from([0.0, 0.001, 0.02]))
 def test_every_request_is_started_dropped_refused_or_gone_exactly_once(
-    arrivals: list[tuple[str, str, float, bool]],
+    arrivals: list[tuple[str, str, float, bool]], lasts_s: float
 ) -> None:
-    world = World()
+    world = World(lasts_s=lasts_s)
     gone = set()
     for number, (principal, topic, timeout_s, leaves) in enumerate(arrivals):
         request = world.arrive(str(number), principal=principal, topic=topic, timeout_s=timeout_s)

@@ -295,6 +295,10 @@ class RoutedApplication:
         found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
         return name, "" if found is None else found[1].decode("latin-1")
 
+    def is_long_poll(self, request: HttpRequest) -> bool:
+        """Return whether a request asks to wait for messages, from its first bytes and without decoding it."""
+        return b"wait_ms" in request.query or request.body.find(b'"wait_ms"', 0, PEEKED_BYTES) >= 0
+
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""
         if request.path in self.paths:

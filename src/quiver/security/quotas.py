@@ -270,13 +270,15 @@ SPENT_MAX = 1_000
 class _Share(Generic[T]):
     """The waiting items of one principal by topic, oldest first, and the topics by their tags."""
 
-    __slots__ = ("heap", "now", "spent", "topics")
+    __slots__ = ("heap", "now", "parked", "spent", "topics")
 
     def __init__(self) -> None:
         self.now = 0.0
         self.spent: dict[str, float] = {}
         self.topics: dict[str, deque[T]] = {}
         self.heap: list[tuple[float, int, str]] = []
+        self.parked: float | None = None
+        """Its tag while all its topics are passed over."""
 
 
 class FairQueue(Generic[T]):
@@ -285,17 +287,22 @@ class FairQueue(Generic[T]):
     Start-time fair queueing on two levels: what is served next has the lowest tag, and being served raises the tag by
     the inverse of the weight. Who was idle starts at the present tag, so nobody saves up turns; who was just served and
     has nothing waiting keeps its raised tag, so nobody gains by asking for one thing at a time. Within a topic items
-    keep their order.
+    keep their order. A topic can be passed over for a while (`block`), and keeps its place meanwhile.
     """
 
-    def __init__(self, weight_of: Callable[[str], float] = lambda _: 1.0) -> None:
+    def __init__(
+        self, weight_of: Callable[[str], float] = lambda _: 1.0, topic_weight_of: Callable[[str], float] = lambda _: 1.0
+    ) -> None:
         self._weight_of = weight_of
+        self._topic_weight_of = topic_weight_of
         self._shares: dict[str, _Share[T]] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._now = 0.0
         self._spent: dict[str, float] = {}
         self._count = 0
         self._serial = 0
+        self._blocked: dict[tuple[str, str], float | None] = {}
+        """Topics of principals that are passed over; with their tags once they were."""
 
     def __len__(self) -> int:
         return self._count
@@ -326,24 +333,53 @@ class FairQueue(Generic[T]):
         waiting = share.topics.get(topic)
         if waiting is None:
             waiting = share.topics[topic] = deque()
-            tag = max(share.now, share.spent.pop(topic, 0.0))
-            heappush(share.heap, (tag, self._serial, topic))
+            self._add_topic(principal, share, topic, max(share.now, share.spent.pop(topic, 0.0)))
         waiting.append(item)
 
-    def pop(self) -> T:
-        """Remove and return the item whose turn it is; there must be one."""
+    def block(self, principal: str, topic: str) -> None:
+        """Pass a topic of a principal over until `unblock`."""
+        self._blocked.setdefault((principal, topic))
+
+    def unblock(self, principal: str, topic: str) -> None:
+        """Let a topic that was passed over have its turn again."""
+        tag = self._blocked.pop((principal, topic), None)
+        if tag is not None:
+            self._serial += 1
+            self._add_topic(principal, self._shares[principal], topic, tag)
+
+    def pop(self) -> T | None:
+        """Remove and return the item whose turn it is; None if there is none, or all are passed over."""
+        while self._heap:
+            tag, _, principal = heappop(self._heap)
+            share = self._shares[principal]
+            while share.heap and (principal, share.heap[0][2]) in self._blocked:
+                topic_tag, _, topic = heappop(share.heap)
+                self._blocked[principal, topic] = topic_tag
+            if share.heap:
+                self._now = tag
+                return self._serve(principal, share)
+            share.parked = tag
+        return None
+
+    def _add_topic(self, principal: str, share: _Share[T], topic: str, tag: float) -> None:
+        heappush(share.heap, (tag, self._serial, topic))
+        if share.parked is not None:
+            heappush(self._heap, (max(self._now, share.parked), self._serial, principal))
+            share.parked = None
+
+    def _serve(self, principal: str, share: _Share[T]) -> T:
+        """Remove and return the next item of a principal that is off the heap."""
         self._serial += 1
         self._count -= 1
-        self._now, _, principal = heappop(self._heap)
-        share = self._shares[principal]
         share.now, _, topic = heappop(share.heap)
         waiting = share.topics[topic]
         item = waiting.popleft()
+        tag = share.now + 1.0 / self._topic_weight_of(topic)
         if waiting:
-            heappush(share.heap, (share.now + 1.0, self._serial, topic))
+            heappush(share.heap, (tag, self._serial, topic))
         else:
             del share.topics[topic]
-            _spend(share.spent, topic, share.now + 1.0)
+            _spend(share.spent, topic, tag)
         tag = self._now + 1.0 / self._weight_of(principal)
         if share.topics:
             heappush(self._heap, (tag, self._serial, principal))

@@ -43,7 +43,7 @@ from quiver.model import Buffer, NodeId
 from quiver.security import Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import TaskScope, timeout
-from quiver.turns import TURN_STARTS, Turns
+from quiver.turns import TURN_STARTS, Flow, Turns
 from quiver.wire.answer_memory import REQUESTS_FACTOR, AnswerMemory
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
@@ -130,6 +130,7 @@ class ServerCall:
     __slots__ = (
         "caller",
         "end_code",
+        "flow",
         "incoming",
         "is_begun",
         "is_waiting",
@@ -155,6 +156,8 @@ class ServerCall:
         """Whether it waits for its turn; it has no task then."""
         self.may_be_late = False
         """Whether so much was started before it that its deadline may pass before it begins."""
+        self.flow: Flow | None = None
+        """What counts it as under way, if it waited for its turn."""
         self.end_code = ""
         """Why it was ended early; empty if it was not."""
         self.caller: Caller
@@ -176,9 +179,10 @@ class ServerCall:
         if self.is_begun:
             self.task.cancel()
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, flow: Flow | None) -> None:
         """Start the handler after a wait."""
         self.is_waiting = False
+        self.flow = flow
         self.session.server.start_call(self)
 
     def drop_turn(self) -> None:
@@ -392,7 +396,10 @@ class RequestServer:
         # Strangers who send much must not keep others from proving who they are.
         name = f"host {call.session.host}" if type(call.request) in AUTHENTICATIONS else str(principal)
         timeout_s = call.incoming.timeout_ms / 1000
-        call.is_waiting = self.turns.wait(call, principal=name, topic=_topic_of(call.request), timeout_s=timeout_s)
+        is_long_poll = bool(getattr(call.request, "wait_ms", 0))
+        call.is_waiting = self.turns.wait(
+            call, principal=name, topic=_topic_of(call.request), timeout_s=timeout_s, is_long_poll=is_long_poll
+        )
         return call.is_waiting
 
     def _refuse(self, session: RequestSession, incoming: IncomingRequest, error: QuiverError) -> None:
@@ -474,6 +481,8 @@ class RequestServer:
                 del self._expiries[period]
         if call.session.node is None:
             self._client_requests -= 1
+            if call.flow is not None:
+                self.turns.end_work(call.flow)
         call.session.finish(call)
         # The two refer to each other: the payload would stay in memory until the next garbage collection.
         del call.caller

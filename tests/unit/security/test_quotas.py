@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from quiver.security.quotas import ACCOUNTS_MAX, QUOTA_EXCEEDED, FairQueue, Quot
 
 ALICE = Principal(PrincipalKind.USER, "alice")
 BOB = Principal(PrincipalKind.USER, "bob")
+T = TypeVar("T")
 STEPS = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 30)), max_size=60)
 
 
@@ -217,6 +219,42 @@ def test_no_limits_are_none() -> None:
 FLOWS = st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"))
 
 
+def served_next(queue: FairQueue[T]) -> T:
+    found = queue.pop()
+    assert found is not None
+    return found
+
+
+@given(st.lists(FLOWS | st.tuples(FLOWS, st.booleans()) | st.none(), max_size=100))
+def test_topics_that_are_passed_over_keep_their_items_and_their_order(steps: list[Any]) -> None:
+    queue: FairQueue[tuple[tuple[str, str], int]] = FairQueue()
+    waiting: dict[tuple[str, str], list[int]] = {}
+    blocked: set[tuple[str, str]] = set()
+    for number, step in enumerate(steps):
+        if step is None:
+            found = queue.pop()
+            ready = [flow for flow, numbers in waiting.items() if numbers and flow not in blocked]
+            assert (found is None) == (not ready)
+            if found is not None:
+                assert found[0] in ready
+                assert found[1] == waiting[found[0]].pop(0)
+        elif isinstance(step[1], bool):
+            flow, blocks = step
+            (queue.block if blocks else queue.unblock)(*flow)
+            (blocked.add if blocks else blocked.discard)(flow)
+        else:
+            principal, topic = step
+            queue.push(principal, topic, (step, number))
+            waiting.setdefault(step, []).append(number)
+        assert len(queue) == sum(map(len, waiting.values()))
+    for flow in blocked:
+        queue.unblock(*flow)
+    while queue:
+        flow, number = served_next(queue)
+        assert waiting[flow].pop(0) == number
+    assert not any(waiting.values())
+
+
 @given(st.lists(FLOWS | st.none(), max_size=100))
 def test_queue_returns_every_item_once_and_keeps_the_order_of_a_topic(steps: list[tuple[str, str] | None]) -> None:
     queue: FairQueue[tuple[tuple[str, str], int]] = FairQueue()
@@ -228,14 +266,14 @@ def test_queue_returns_every_item_once_and_keeps_the_order_of_a_topic(steps: lis
             waiting.append((flow, number))
             assert queue.depth(*flow) == sum(one == flow for one, _ in waiting)
         elif waiting:
-            served.append(queue.pop())
+            served.append(served_next(queue))
             waiting.remove(served[-1])
         assert len(queue) == len(waiting)
         flows = {flow for flow, _ in waiting}
         for flow in flows:
             topics = [topic for principal, topic in flows if principal == flow[0]]
             assert queue.share(*flow) == 1 / (len({principal for principal, _ in flows}) * len(topics))
-    served += [queue.pop() for _ in range(len(queue))]
+    served += [served_next(queue) for _ in range(len(queue))]
     assert sorted(number for _, number in served) == [n for n, flow in enumerate(steps) if flow is not None]
     for wanted in {flow for flow, _ in served}:
         numbers = [number for flow, number in served if flow == wanted]
@@ -283,14 +321,22 @@ def test_nobody_gains_by_asking_for_one_thing_at_a_time(flows: tuple[tuple[str, 
     while len(served) < 20:
         if not queue.depth(*single):
             queue.push(*single, single)
-        served.append(queue.pop())
+        served.append(served_next(queue))
     assert served.count(many) == 10
 
 
-def test_weight_is_a_multiple_of_the_share() -> None:
-    queue: FairQueue[str] = FairQueue(weight_of=lambda principal: 3.0 if principal == "a" else 1.0)
-    for principal in "ab":
+@pytest.mark.parametrize("of", ["principal", "topic"])
+def test_weight_is_a_multiple_of_the_share(of: str) -> None:
+    def weight_of(name: str) -> float:
+        return 3.0 if name == "a" else 1.0
+
+    if of == "principal":
+        queue: FairQueue[str] = FairQueue(weight_of=weight_of)
+    else:
+        queue = FairQueue(topic_weight_of=weight_of)
+    for name in "ab":
         for _ in range(100):
-            queue.push(principal, "t", principal)
+            principal, topic = (name, "t") if of == "principal" else ("p", name)
+            queue.push(principal, topic, name)
     served = Counter(queue.pop() for _ in range(80))
     assert abs(served["a"] - 60) <= 1

@@ -21,6 +21,7 @@ from quiver.security.identity import certificate_identity
 
 if TYPE_CHECKING:
     from quiver.gateway.http.server import HttpServer
+    from quiver.turns import Flow
 
 PROGRESS_BYTES = 64 * 1024
 """Bytes of a body that count as progress: they restart its deadline."""
@@ -47,6 +48,8 @@ class HttpConnection(asyncio.BaseProtocol):
         self._request: HttpRequest | None = None
         self._began_at = 0.0
         self._work: asyncio.Future[HttpResponse] | None = None
+        self._flow: Flow | None = None
+        """What counts the work as under way, if its request waited for its turn."""
         self._is_ending = False
         self._is_writing_paused = False
         self._is_reading_paused = False
@@ -187,11 +190,16 @@ class HttpConnection(asyncio.BaseProtocol):
         """Return whether a request still waits for its turn here."""
         return self._request is request and not self._is_ending
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, flow: Flow | None) -> None:
         """Answer the request that waited for its turn."""
         if self._request is not None:
             self._start(self._request)
-            self._advance()
+        if flow is not None:
+            if self._work is None:
+                self._server.turns.end_work(flow)
+            else:
+                self._flow = flow
+        self._advance()
 
     def drop_turn(self) -> None:
         """Let the server refuse the request that waited too long for its turn."""
@@ -271,6 +279,9 @@ class HttpConnection(asyncio.BaseProtocol):
 
     def _handle_done(self, work: asyncio.Future[HttpResponse]) -> None:
         self._work = None
+        if self._flow is not None:
+            self._server.turns.end_work(self._flow)
+            self._flow = None
         if self._request is None:
             return  # the client has disconnected
         self._finish(self._server.outcome(work))

@@ -113,6 +113,10 @@ class Application(Protocol):
         """Return the principal and the topic of a request, for a fair order; cheap, and called under load alone."""
         ...
 
+    def is_long_poll(self, request: HttpRequest) -> bool:
+        """Return whether a request may wait for messages; cheap, and called under load alone."""
+        ...
+
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         """Return the response for bytes that are not a valid request, or for a request that cannot be answered."""
         ...

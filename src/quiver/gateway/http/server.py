@@ -34,7 +34,7 @@ from quiver.gateway.http.connection import HttpConnection, PlainConnection, TlsC
 from quiver.gateway.http.messages import Application, HttpHead, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
 from quiver.tasks import TaskScope, timeout
-from quiver.turns import TURN_STARTS, Turns
+from quiver.turns import TURN_STARTS, Flow, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +283,8 @@ class HttpServer:
             return True
         principal, topic = self.application.flow_of(request)
         waiter = WaitingRequest(connection, request)
-        if turns.wait(waiter, principal=principal, topic=topic, timeout_s=DROPPED_AFTER_S):
+        is_long_poll = self.application.is_long_poll(request)
+        if turns.wait(waiter, principal=principal, topic=topic, timeout_s=DROPPED_AFTER_S, is_long_poll=is_long_poll):
             return False
         self._refused += 1
         return self._refuse_turn()
@@ -388,9 +389,9 @@ class WaitingRequest:
         """Whether its client is still connected."""
         return self._connection.is_waiting_with(self._request)
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, flow: Flow | None) -> None:
         """Answer it."""
-        self._connection.begin_turn()
+        self._connection.begin_turn(flow)
 
     def drop_turn(self) -> None:
         """Refuse it."""
