@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from quiver.client.consumer import AsyncConsumer
     from quiver.client.delivery import Deliveries, Delivery, Position, Span
     from quiver.client.producer import AsyncProducer
+    from quiver.client.queue import AsyncJob, AsyncJobs, AsyncQueue
+    from quiver.client.queue_groups import QueueDescription, QueuePartition
     from quiver.client.ranges import ReadProgress
     from quiver.client.scan import AsyncScan, Scan
     from quiver.client.sync import Cluster, Consumer, Producer
+    from quiver.client.sync_queue import Job, Jobs, Queue
     from quiver.client.topics import PartitionDescription, TopicDescription
     from quiver.errors import (
         ConflictError,
@@ -54,9 +57,12 @@ _HOMES = {
     "quiver.client.consumer": ("AsyncConsumer",),
     "quiver.client.delivery": ("Deliveries", "Delivery", "Position", "Span"),
     "quiver.client.producer": ("AsyncProducer",),
+    "quiver.client.queue": ("AsyncJob", "AsyncJobs", "AsyncQueue"),
+    "quiver.client.queue_groups": ("QueueDescription", "QueuePartition"),
     "quiver.client.ranges": ("ReadProgress",),
     "quiver.client.scan": ("AsyncScan", "Scan"),
     "quiver.client.sync": ("Cluster", "Consumer", "Producer"),
+    "quiver.client.sync_queue": ("Job", "Jobs", "Queue"),
     "quiver.client.topics": ("PartitionDescription", "TopicDescription"),
     "quiver.errors": (
         "ConflictError",
@@ -82,7 +88,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AsyncCluster",
     "AsyncConsumer",
+    "AsyncJob",
+    "AsyncJobs",
     "AsyncProducer",
+    "AsyncQueue",
     "AsyncScan",
     "ClientInfo",
     "Cluster",
@@ -92,6 +101,8 @@ __all__ = [
     "Delivery",
     "FencedError",
     "HoldInfo",
+    "Job",
+    "Jobs",
     "NodeInfo",
     "NotAllowedError",
     "NotFoundError",
@@ -102,6 +113,9 @@ __all__ = [
     "PartitionDescription",
     "Position",
     "Producer",
+    "Queue",
+    "QueueDescription",
+    "QueuePartition",
     "QuiverError",
     "ReadProgress",
     "Record",

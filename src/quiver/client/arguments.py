@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from quiver.client.queue_jobs import LeasedJob
 from quiver.errors import OutOfRangeError, RequestError
 from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
@@ -220,6 +221,15 @@ def _schema(value: Any) -> Any:
     return value
 
 
+def _jobs(value: Any) -> Any:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise TypeError("pass jobs, as receive() returns them")
+    jobs = tuple(value)
+    if not all(isinstance(job, LeasedJob) for job in jobs):
+        raise TypeError("pass jobs, as receive() returns them")
+    return jobs
+
+
 def _callback(value: Any) -> Any:
     if not callable(value):
         raise TypeError("pass a function of one argument")
@@ -248,4 +258,5 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "pa.Schema": _schema,
     "OnProgress": _callback,
     "OnPartitions": _callback,
+    "Iterable[LeasedJob]": _jobs,
 }

@@ -17,6 +17,7 @@ import msgspec
 
 from quiver.client.administration import AsyncClusterAdministration
 from quiver.client.arguments import check_arguments
+from quiver.client.cluster_queues import AsyncClusterQueues
 from quiver.client.consumer import AsyncConsumer, trace_consumer
 from quiver.client.consumer_core import ConsumerCore, Subscription, parse_subscription
 from quiver.client.cursors import NamedCursors
@@ -37,6 +38,7 @@ from quiver.client.options import (
 )
 from quiver.client.presentation import describe, html_rows
 from quiver.client.producer import AsyncProducer, ProducerCore
+from quiver.client.queue_core import QueueCore
 from quiver.client.ranges import OffsetSpecs, OnProgress, RangeReader, ReplicaReader, TopicOffsets, find_offsets
 from quiver.client.scan import AsyncScan, ScanBound, plan_scan
 from quiver.client.topics import TopicDescription, describe_topic
@@ -73,7 +75,7 @@ CONNECT_MS_MAX: Final = 10_000
 
 
 @check_arguments
-class AsyncCluster(AsyncClusterAdministration):
+class AsyncCluster(AsyncClusterQueues, AsyncClusterAdministration):
     """Use a cluster from asyncio; made by `quiver.connect_async`.
 
     Example:
@@ -112,8 +114,8 @@ class AsyncCluster(AsyncClusterAdministration):
         self._cursors = NamedCursors(self.router)
         self._membership_host = MembershipHost(self.router, make_transport)
         self._made = AsyncExitStack()
-        self._clients: dict[ProducerCore | ConsumerCore, None] = {}
-        """Producers and consumers that are open, the oldest first."""
+        self._clients: dict[ProducerCore | ConsumerCore | QueueCore, None] = {}
+        """Producers, consumers and queues that are open, the oldest first."""
 
     async def open(self) -> Self:
         """Connect to the cluster and fetch its nodes.
@@ -161,7 +163,7 @@ class AsyncCluster(AsyncClusterAdministration):
                 limit = deadline
 
     async def close(self) -> None:
-        """Close all producers and consumers of this cluster object, then the connections; idempotent."""
+        """Close all producers, consumers and queues of this cluster object, then the connections; idempotent."""
         await self._made.aclose()
 
     async def _close_clients(self) -> None:
@@ -493,8 +495,8 @@ class AsyncCluster(AsyncClusterAdministration):
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _keep(self, core: ProducerCore | ConsumerCore) -> None:
-        """Remember a producer or consumer until it is closed: `close` closes those that are left."""
+    def _keep(self, core: ProducerCore | ConsumerCore | QueueCore) -> None:
+        """Remember a producer, consumer or queue until it is closed: `close` closes those that are left."""
         self._clients[core] = None
         core.on_closed = lambda: self._clients.pop(core, None)
 

@@ -71,6 +71,21 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Interval of the check for partitions that were added to the topic."""
 
 
+class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a queue object in one process; those of its group are `quiver.groups.settings.QueueSettings`."""
+
+    prefetch: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """Jobs that are received before a worker asks for them."""
+    receive_bytes: Annotated[int, Meta(ge=1, le=16 * MIB)] = 4 * MIB
+    """Bytes of the records of one receive; a larger record is still returned."""
+    wait_ms: Annotated[int, Meta(ge=1, le=60_000)] = 500
+    """How long a leader may hold a receive open while there are no records; a queue that is closed waits for it."""
+    max_processing_ms: _PositiveTime | None = None
+    """Time after which the lease of a job inside `with` is no longer extended; None: never."""
+    refresh_ms: _PositiveTime = 10_000
+    """Interval of the check for partitions that were added to the topic."""
+
+
 def default_delivery_timeout_ms(timeout_ms: int) -> int:
     """Return how long a record is tried if nothing else was asked for: no longer than a call that was made short."""
     is_short = timeout_ms < ClusterOptions().timeout_ms

@@ -24,6 +24,7 @@ from quiver.client.scan import Scan, ScanBound, plan_scan
 from quiver.client.sync_administration import ClusterAdministration
 from quiver.client.sync_consumer import Consumer
 from quiver.client.sync_producer import Producer
+from quiver.client.sync_queues import ClusterQueues
 from quiver.client.thread import LoopThread
 from quiver.client.topics import TopicDescription
 from quiver.errors import QuiverError, RequestError
@@ -43,7 +44,7 @@ EXIT_TIMEOUT_S = 5.0
 
 
 @check_arguments
-class Cluster(ClusterAdministration):
+class Cluster(ClusterQueues, ClusterAdministration):
     """Use a cluster from threads; made by `quiver.connect`.
 
     Example:
@@ -68,7 +69,7 @@ class Cluster(ClusterAdministration):
             raise
 
     def close(self) -> None:
-        """Close all producers and consumers of this cluster object, then the connections; idempotent."""
+        """Close all producers, consumers and queues of this cluster object, then the connections; idempotent."""
         self._end(timeout_s=None)
 
     def _close_at_exit(self) -> None:

@@ -41,6 +41,7 @@ from quiver.record import Batch, Record
 from quiver.tasks import timeout
 from quiver.testing.memory_groups import MemoryGroups
 from quiver.testing.memory_partition import MemoryPartition
+from quiver.testing.memory_queues import MemoryQueues
 from quiver.testing.randomness import Latency
 from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
@@ -48,6 +49,7 @@ from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHol
 from quiver.wire.consumed_records import encode_consumed
 from quiver.wire.explain_messages import ExplainReplica, ReplicaExplained
 from quiver.wire.group_messages import GroupRequest
+from quiver.wire.queue_messages import GetQueue, QueueReceive, QueueSettle
 
 R = TypeVar("R", bound=requests.Response)
 
@@ -95,6 +97,7 @@ class MemoryCluster:
         self._index = 1
         self._requests: dict[str, Any] = {}
         self.groups = MemoryGroups(self, clock, self._register_group)
+        self.queues = MemoryQueues(self, clock)
 
     # -- steering --------------------------------------------------------------------------------
 
@@ -170,6 +173,8 @@ class MemoryCluster:
             case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.BeginEpoch():
                 return await self._answer_leader(node, request, data)
             case wire.MoveCursor() | wire.GetCursors() | wire.ConsumeMany():
+                return await self._answer_leader(node, request, data)
+            case QueueReceive() | QueueSettle() | GetQueue():
                 return await self._answer_leader(node, request, data)
             case _ if isinstance(request, GroupRequest):
                 return await self.groups.answer(request), []
@@ -282,12 +287,13 @@ class MemoryCluster:
 
     def _create_topic(self, request: wire.CreateTopicRequest) -> wire.TopicCreated:
         found = self.topics.get(request.topic)
-        known = self._make_topic(request) if found is None or found.is_deleted else found
+        known = self.make_topic(request) if found is None or found.is_deleted else found
         if self._requests.get(request.request_id) is not known:
             raise ConflictError(f"topic {request.topic!r} exists", code="topic_exists")
         return wire.TopicCreated(topic_id=known.topic_id, partitions=len(known.partitions), index=Index(self._index))
 
-    def _make_topic(self, request: wire.CreateTopicRequest) -> MemoryTopic:
+    def make_topic(self, request: wire.CreateTopicRequest) -> MemoryTopic:
+        """Create a topic that does not exist."""
         nodes = list(self.nodes)
         partitions = [MemoryPartition(nodes[number % len(nodes)]) for number in range(request.partitions)]
         topic = MemoryTopic(request.topic, TopicId(self._index), partitions, request.retention)
@@ -423,6 +429,8 @@ class MemoryCluster:
                 return await self._consume(partition, request)
             case wire.ConsumeMany():
                 return self._consume_many(partition, request)
+            case QueueReceive() | QueueSettle() | GetQueue():
+                return await self.queues.answer(topic, partition, request)
             case wire.BeginEpoch():
                 return wire.EpochBegun(next_sequence=partition.begin_epoch(request.producer_id, request.epoch)), []
             case _:

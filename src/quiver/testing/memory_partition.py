@@ -67,9 +67,13 @@ class MemoryPartition:
                 *known.batches[1 - WINDOW_BATCHES :],
                 (header.base_sequence, known.next_sequence, base_offset),
             ]
+        self.wake()
+        return wire.Produced(base_offset=base_offset)
+
+    def wake(self) -> None:
+        """Let those who wait for records look again."""
         self.grown.set()
         self.grown = asyncio.Event()
-        return wire.Produced(base_offset=base_offset)
 
     def _find_duplicate(self, batch: Batch) -> Offset | None:
         """Return the offset of a batch that is there already; raise if it may not be appended."""

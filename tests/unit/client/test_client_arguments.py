@@ -18,7 +18,9 @@ from quiver.client.arguments import _find_check
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.producer import AsyncProducer
+from quiver.client.queue import AsyncJob, AsyncQueue
 from quiver.client.sync import Cluster, Consumer, Producer
+from quiver.client.sync_queue import Job, Queue
 from quiver.errors import QuiverError, RequestError
 
 RIGHT: dict[str, Any] = {
@@ -40,11 +42,32 @@ RIGHT: dict[str, Any] = {
     "timeout": 0.1,
     "value": "x",
     "values": ["x"],
+    "jobs": [],
 }
 """Arguments that are right, by name; what is not listed is left to its default."""
-UNCHECKED = {"Any", "Value", "RecordHeaders | None", "bool", "bool | None", "dict[str, object]"}
+UNCHECKED = {
+    "Any",
+    "Value",
+    "RecordHeaders | None",
+    "bool",
+    "bool | None",
+    "dict[str, object]",
+    "SettleKind",
+    "SettleKind | None",
+}
 """Annotations without a check: records have their own, and every object is true or false."""
-NOT_CALLED = {"close", "abort", "open", "facts", "wait_batch", "result"}
+NOT_CALLED = {
+    "close",
+    "abort",
+    "open",
+    "facts",
+    "wait_batch",
+    "result",
+    "make_job",
+    "next_job",
+    "begin_settling",
+    "end_settling",
+}
 
 
 def public_methods(owner: type) -> dict[str, Callable[..., Any]]:
@@ -58,7 +81,7 @@ def public_methods(owner: type) -> dict[str, Callable[..., Any]]:
 
 CALLS = [
     (owner, name, parameter)
-    for owner in (AsyncCluster, AsyncConsumer, AsyncProducer)
+    for owner in (AsyncCluster, AsyncConsumer, AsyncProducer, AsyncQueue)
     for name, method in public_methods(owner).items()
     for parameter in list(inspect.signature(method).parameters)[1:]
 ]
@@ -101,6 +124,7 @@ def test_wrong_argument_is_refused_with_a_sentence(junk: list[Any], skipped: int
                 AsyncCluster: cluster,
                 AsyncConsumer: await cluster.consumer("logs", name="report"),
                 AsyncProducer: await cluster.producer("logs"),
+                AsyncQueue: await cluster.queue("logs", group="workers"),
             }
             for number, (owner, name, parameter) in enumerate(CALLS[skipped:]):
                 parameters = list(inspect.signature(public_methods(owner)[name]).parameters.values())[1:]
@@ -115,7 +139,10 @@ def test_wrong_argument_is_refused_with_a_sentence(junk: list[Any], skipped: int
     assert all(len(error.message) > 10 and error.code for error in refused), refused
 
 
-@pytest.mark.parametrize("owner", [AsyncCluster, AsyncConsumer, AsyncProducer, Cluster, Consumer, Producer, Access])
+@pytest.mark.parametrize(
+    "owner",
+    [AsyncCluster, AsyncConsumer, AsyncProducer, AsyncQueue, AsyncJob, Cluster, Consumer, Producer, Queue, Job, Access],
+)
 def test_every_annotation_of_a_public_call_is_checked(owner: type) -> None:
     for name, method in public_methods(owner).items():
         for parameter in list(inspect.signature(method).parameters.values())[1:]:

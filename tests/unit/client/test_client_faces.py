@@ -17,13 +17,17 @@ from quiver.client.access import Access, AsyncAccess
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.producer import AsyncProducer
+from quiver.client.queue import AsyncJob, AsyncQueue
 from quiver.client.scan import AsyncScan, Scan
 from quiver.client.sync import Cluster, Consumer, Producer
+from quiver.client.sync_queue import Job, Queue
 
 FACES: dict[type, type] = {
     Cluster: AsyncCluster,
     Producer: AsyncProducer,
     Consumer: AsyncConsumer,
+    Queue: AsyncQueue,
+    Job: AsyncJob,
     Scan: AsyncScan,
     Access: AsyncAccess,
 }
@@ -34,6 +38,9 @@ EXCEPTIONS: dict[str, str] = {
     "AsyncConsumer.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
     "AsyncProducer.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
     "AsyncConsumer.wait_batch: only in the asyncio class": "for the SDK alone: `Consumer` iterates over its batches",
+    "AsyncQueue.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
+    "AsyncQueue.make_job: only in the asyncio class": "for the SDK alone: `Queue` makes its own jobs",
+    "AsyncQueue.next_job: only in the asyncio class": "for the SDK alone: `Queue` iterates with it",
     "Cluster.read_range: returns Generator[Batch, None, None] and AsyncIterator[Batch]": "`close` ends it early",
     "Cluster.read_replica: returns Generator[Batch, None, None] and AsyncIterator[Batch]": "`close` ends it early",
     "Scan.to_reader: only in the blocking class": "an Arrow reader blocks",
@@ -43,7 +50,7 @@ EXCEPTIONS: dict[str, str] = {
 
 _SPECIAL_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
 _AWAITABLE = re.compile(r"^Awaitable\[(.*)\]$")
-_ASYNC = re.compile(r"\bAsync(?=Iterator\b|Producer\b|Consumer\b|Scan\b|Access\b)")
+_ASYNC = re.compile(r"\bAsync(?=Iterator\b|Producer\b|Consumer\b|Scan\b|Access\b|Queue\b|Jobs?\b)")
 
 
 def compare(face: type, asyncio_face: type) -> list[str]:

@@ -1,0 +1,200 @@
+"""Settles the jobs of one partition: what many workers acknowledge at a time becomes one request.
+
+One request is in flight; what arrives meanwhile is sent with the next. Extensions travel apart from everything else, so
+that no record is named twice in a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quiver.client.delivery import copy_error
+from quiver.client.queue_jobs import Range, SettleKind
+from quiver.errors import ConflictError, QuiverError
+from quiver.model import ConsumerId, PartitionId, TopicId
+from quiver.routing.router import Router
+from quiver.tasks import TaskSet
+from quiver.wire.messages import TopicInfo
+from quiver.wire.queue_messages import (
+    QUEUE_RANGES_MAX,
+    QUEUE_RECORDS_MAX,
+    QueueExtension,
+    QueueReject,
+    QueueReturn,
+    QueueSettle,
+    QueueSettled,
+    ReceiptRange,
+)
+
+
+class Settlement(msgspec.Struct, eq=False):
+    """Ranges that one call settles in one way, and the future of the offsets that were stale."""
+
+    kind: SettleKind
+    ranges: Sequence[Range]
+    argument: Any
+    """Of a return, the delay in ms or None; of an extension, the lease in ms; of a rejection, the reason."""
+    count: int
+    done: asyncio.Future[list[int]]
+
+    def items(self) -> list[Any]:
+        """Return its ranges as they are sent."""
+        argument = self.argument
+        match self.kind:
+            case "return":
+                return [QueueReturn(*one, argument) for one in self.ranges]
+            case "extend":
+                return [QueueExtension(*one, argument) for one in self.ranges]
+            case "reject":
+                return [QueueReject(*one, argument) for one in self.ranges]
+            case _:
+                return [ReceiptRange(*one) for one in self.ranges]
+
+    def offsets(self) -> set[int]:
+        """Return its offsets."""
+        return {offset for first, count, _ in self.ranges for offset in range(first, first + count)}
+
+    def finish(self, stale: Sequence[tuple[int, int]]) -> None:
+        """Resolve the future with those of its offsets that are in stale ranges."""
+        found: list[int] = []
+        for stale_first, stale_count in stale:
+            for first, count, _ in self.ranges:
+                found.extend(range(max(first, stale_first), min(first + count, stale_first + stale_count)))
+        if not self.done.done():
+            self.done.set_result(found)
+
+    def fail(self, error: QuiverError) -> None:
+        """Fail the call."""
+        if not self.done.done():
+            self.done.set_exception(copy_error(error))
+
+
+class PartitionSettler:
+    """Settle jobs of a group in one partition."""
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: TopicId,
+        partition_id: PartitionId,
+        group_id: ConsumerId,
+        *,
+        router: Router,
+        tasks: TaskSet,
+    ) -> None:
+        self._topic, self._topic_id, self._partition_id, self._group_id = topic, topic_id, partition_id, group_id
+        self._router, self._tasks = router, tasks
+        self._pending: deque[Settlement] = deque()
+        self._is_running = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being settled."""
+        return not self._is_running
+
+    def add(self, kind: SettleKind, ranges: Sequence[Range], argument: Any = None) -> list[asyncio.Future[list[int]]]:
+        """Settle ranges; return the futures of those that were stale."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[list[int]]] = []
+        for part in _cut(ranges):
+            future: asyncio.Future[list[int]] = loop.create_future()
+            count = sum(one[1] for one in part)
+            self._pending.append(Settlement(kind=kind, ranges=part, argument=argument, count=count, done=future))
+            futures.append(future)
+        if not self._is_running:
+            self._is_running = True
+            self._tasks.start(self._run(), f"settle-{self._partition_id}")
+        return futures
+
+    def abandon(self, error: QuiverError) -> None:
+        """Fail what was not sent yet."""
+        while self._pending:
+            self._pending.popleft().fail(error)
+
+    async def _run(self) -> None:
+        try:
+            while self._pending:
+                await self._send(self._take())
+        finally:
+            self._is_running = False
+
+    def _take(self) -> list[Settlement]:
+        """Return the settlements of the next request."""
+        pending = self._pending
+        taken = [pending.popleft()]
+        is_extension = taken[0].kind == "extend"
+        count, ranges = taken[0].count, len(taken[0].ranges)
+        named = taken[0].offsets() if is_extension else set()
+        while pending and (pending[0].kind == "extend") == is_extension:
+            count, ranges = count + pending[0].count, ranges + len(pending[0].ranges)
+            offsets = pending[0].offsets() if is_extension else set()
+            if count > QUEUE_RECORDS_MAX or ranges > QUEUE_RANGES_MAX or named & offsets:
+                break
+            named |= offsets
+            taken.append(pending.popleft())
+        return taken
+
+    async def _send(self, taken: list[Settlement]) -> None:
+        fields: dict[SettleKind, list[Any]] = {}
+        for one in taken:
+            fields.setdefault(one.kind, []).extend(one.items())
+        request = QueueSettle(
+            topic_id=self._topic_id,
+            partition_id=self._partition_id,
+            group_id=self._group_id,
+            acks=tuple(fields.get("ack", ())),
+            releases=tuple(fields.get("release", ())),
+            returns=tuple(fields.get("return", ())),
+            extends=tuple(fields.get("extend", ())),
+            rejects=tuple(fields.get("reject", ())),
+        )
+        try:
+            settled = await self._ask(request)
+        except QuiverError as error:
+            for one in taken:
+                one.fail(error)
+        except BaseException:
+            for one in taken:
+                one.done.cancel()
+            raise
+        else:
+            for one in taken:
+                one.finish(settled.stale)
+
+    async def _ask(self, request: QueueSettle) -> QueueSettled:
+        def build(info: TopicInfo) -> QueueSettle:
+            check_topic(info, self._topic_id)
+            return request
+
+        deadline = self._router.deadline()
+        return (await self._router.ask_leader(self._topic, self._partition_id, build, deadline=deadline))[0]
+
+
+def check_topic(info: TopicInfo, topic_id: TopicId) -> None:
+    """Raise `ConflictError` if a topic was deleted and created again: its records are others."""
+    if info.topic_id != topic_id:
+        message = f"not done: topic {info.topic!r} was deleted and created again; open the queue again"
+        raise ConflictError(message, code="topic_recreated")
+
+
+def _cut(ranges: Sequence[Range]) -> list[Sequence[Range]]:
+    """Return ranges in parts that fit into one request each."""
+    count = sum(one[1] for one in ranges)
+    if count <= QUEUE_RECORDS_MAX and len(ranges) <= QUEUE_RANGES_MAX:
+        return [ranges]
+    parts: list[list[Range]] = [[]]
+    size = 0
+    for first, length, grant in ranges:
+        for start in range(first, first + length, QUEUE_RECORDS_MAX):
+            piece = (start, min(QUEUE_RECORDS_MAX, first + length - start), grant)
+            if parts[-1] and (size + piece[1] > QUEUE_RECORDS_MAX or len(parts[-1]) == QUEUE_RANGES_MAX):
+                parts.append([])
+                size = 0
+            parts[-1].append(piece)
+            size += piece[1]
+    return parts  # type: ignore[return-value] # lists are sequences
