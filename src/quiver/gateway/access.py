@@ -18,7 +18,7 @@ from quiver.access import AccessControl, Authenticator
 from quiver.access.audit import AuditedOperation
 from quiver.access.rules import deny, require, require_known, require_owner
 from quiver.errors import NotAllowedError, NotFoundError
-from quiver.gateway import access_contract, contract
+from quiver.gateway import access_contract, contract, queue_contract
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.gateway.http.messages import REQUEST_ID
 from quiver.metadata import View
@@ -87,6 +87,11 @@ def _consume(permissions: Permissions, view: View, given: Any) -> None:
         require_owner(permissions, row, "consumer")
 
 
+def _queue(permissions: Permissions, view: View, given: queue_contract.ReceiveBody | queue_contract.SettleBody) -> None:
+    require(permissions, Verb.READ, ResourceKind.TOPIC, given.topic)
+    require_owner(permissions, view.consumer(given.group), "consumer")
+
+
 def _unknown(kind: str, id_: int) -> NotFoundError:
     """Return the error for a client whose owner is not known here; it may have registered at another node just now."""
     return NotFoundError(f"not done: unknown {kind} {id_}", code=f"unknown_{kind}")
@@ -100,7 +105,7 @@ def _test_access(permissions: Permissions, _: View, given: access_contract.Acces
 
 _VERBS[_create_topic] = Verb.CREATE
 _VERBS[_produce] = Verb.WRITE
-_VERBS[_seen_topic] = _VERBS[_consume] = Verb.READ
+_VERBS[_seen_topic] = _VERBS[_consume] = _VERBS[_queue] = Verb.READ
 _VERBS[_test_access] = Verb.ADMIN
 _ADMIN = _cluster(Verb.ADMIN)
 ROUTE_RULES: dict[str, RouteRule] = {
@@ -114,6 +119,7 @@ ROUTE_RULES: dict[str, RouteRule] = {
     "register_producer": _topic(Verb.WRITE),
     **dict.fromkeys(("produce", "produce_batch"), _produce),
     **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size"), _consume),
+    **dict.fromkeys(("receive_jobs", "ack_jobs", "nack_jobs", "extend_jobs", "reject_jobs"), _queue),
     **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),
     **dict.fromkeys(("list_users", "create_user", "change_user", "delete_user"), _ADMIN),
     **dict.fromkeys(("list_tokens", "create_token", "revoke_token"), _ADMIN),

@@ -21,7 +21,8 @@ from quiver.gateway.contract import Answer
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.http.messages import REQUEST_ID
-from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES, HttpRoute
+from quiver.gateway.http_route import HttpRoute
+from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES
 from quiver.security import ANONYMOUS, Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.permissions import Permissions
@@ -33,7 +34,17 @@ RouteHandler = Callable[..., Coroutine[Any, Any, HandlerResult] | asyncio.Future
 
 The handler of a signed route also gets the principal in whose name it passes its request on; empty for the node itself.
 """
-NOT_AUDITED = frozenset(("register_producer", "register_consumer"))
+NOT_AUDITED = frozenset(
+    (
+        "register_producer",
+        "register_consumer",
+        "receive_jobs",
+        "ack_jobs",
+        "nack_jobs",
+        "extend_jobs",
+        "reject_jobs",
+    )
+)
 """Signed routes that are no administrative changes."""
 
 PEEKED_BYTES = 1_024

@@ -12,9 +12,9 @@ from quiver.clock import Clock
 from quiver.errors import QuiverError, UnavailableError
 from quiver.gateway import contract
 from quiver.gateway.http import HttpResponse, HttpStatus
+from quiver.gateway.http_route import HTML, PROMETHEUS
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs, render_page
-from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.metrics import render
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline

@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import UNSET
 
-from quiver.client.batching import StoredHeaders
+from quiver.client.batching import StoredHeaders, delayed_headers
 from quiver.errors import (
     ConflictError,
     DiskFullError,
@@ -236,8 +236,8 @@ class BatchColumns(NamedTuple):
     headers: list[StoredHeaders | None] | None = None
 
 
-def decode_batch(given: ProduceBatchBody) -> BatchColumns:
-    """Return the messages of a batch, which are given in one of three ways.
+def decode_batch(given: ProduceBatchBody, now_ms: int) -> BatchColumns:
+    """Return the messages of a batch, which are given in one of three ways; delays count from now.
 
     Raises:
         RequestError: none or several of the ways are used, something is given twice, or it is not base64.
@@ -245,7 +245,9 @@ def decode_batch(given: ProduceBatchBody) -> BatchColumns:
     if sum(one is not None for one in (given.messages, given.messages_b64, given.records)) != 1:
         raise RequestError("not done: give either messages or messages_b64 or records")
     key, headers = decode_key(given.key, given.key_b64), decode_headers(given.headers, given.headers_b64)
+    due_ms = decode_delay(given.deliver_at, given.delay_ms, now_ms)
     if given.records is None:
+        headers = delay_headers(headers, due_ms)
         values: list[bytes | None] = [*decode_values(given.messages, given.messages_b64)]
         count = len(values)
         return BatchColumns(
@@ -256,12 +258,13 @@ def decode_batch(given: ProduceBatchBody) -> BatchColumns:
         )
     own_keys = [decode_key(one.key, one.key_b64) for one in given.records]
     own_headers = [decode_headers(one.headers, one.headers_b64) for one in given.records]
+    own_due_ms = [decode_delay(one.deliver_at, one.delay_ms, now_ms) for one in given.records]
     timestamps = [one.timestamp for one in given.records]
     return BatchColumns(
         [_decode_record_value(one) for one in given.records],
         _fill(own_keys, key),
         timestamps if any(one is not None for one in timestamps) else None,
-        _fill(own_headers, headers),
+        _delay_each(_fill(own_headers, headers), [due_ms if one is None else one for one in own_due_ms]),
     )
 
 
@@ -269,6 +272,16 @@ def _fill(own: list[T | None], default: T | None) -> list[T | None] | None:
     """Return a column with the default where a message has nothing of its own; None if it would be empty."""
     filled = [default if one is None else one for one in own]
     return filled if any(one is not None for one in filled) else None
+
+
+def _delay_each(
+    headers: list[StoredHeaders | None] | None, due_ms: list[int | None]
+) -> list[StoredHeaders | None] | None:
+    """Return a column of headers with the times at which messages are due."""
+    if all(one is None for one in due_ms):
+        return headers
+    given = headers or [None] * len(due_ms)
+    return [delay_headers(one, due) for one, due in zip(given, due_ms, strict=True)]
 
 
 def _decode_record_value(one: BatchRecord) -> bytes | None:
@@ -298,6 +311,22 @@ def decode_headers(texts: Mapping[str, str | None] | None, encoded: Mapping[str,
         raise RequestError(f"not done: header {min(twice)!r} is in headers and in headers_b64", code="given_twice")
     stored = [(name, None if text is None else text.encode()) for name, text in texts.items()]
     return (*stored, *((name, _decode_base64(one)) for name, one in encoded.items()))
+
+
+def decode_delay(deliver_at: int | None, delay_ms: int | None, now_ms: int) -> int | None:
+    """Return when a message is due for work queues, in milliseconds since 1970; None: at once.
+
+    Raises:
+        RequestError: both are given.
+    """
+    if deliver_at is not None and delay_ms is not None:
+        raise RequestError("not done: give either deliver_at or delay_ms", code="given_twice")
+    return deliver_at if delay_ms is None else now_ms + delay_ms
+
+
+def delay_headers(headers: StoredHeaders | None, due_ms: int | None) -> StoredHeaders | None:
+    """Return the headers of a message that is due at a time."""
+    return headers if due_ms is None else delayed_headers(headers or (), due_ms)
 
 
 def record_fields(record: Record) -> RecordFields:

@@ -13,9 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from quiver.client.batching import DELAY_S_MAX
 from quiver.client.explanation import PartitionExplanation
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import TOPIC_NAME_LENGTH_MAX, TOPIC_NAME_PATTERN
+from quiver.record.delay import DELIVER_AT_MS_END
 
 NUMBER_MAX = 2**53
 """Largest integer that every JSON reader represents exactly."""
@@ -27,6 +29,8 @@ Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Positive = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=300, extra_json_schema={"pattern": r"^[^\x00-\x1f\x7f]*$"})]
+Moment = Annotated[int, Meta(ge=0, lt=DELIVER_AT_MS_END)]
+Delay = Annotated[int, Meta(ge=0, le=DELAY_S_MAX * 1000)]
 Base64 = Annotated[
     str,
     Meta(
@@ -195,6 +199,11 @@ class ProduceBody(Parameters, frozen=True):
     timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC; default: now.")] = None
     headers: Annotated[dict[str, str | None] | None, Meta(description="Headers of text, by name.")] = None
     headers_b64: Annotated[dict[str, Base64] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+    deliver_at: Annotated[
+        Moment | None,
+        Meta(description="Work queues deliver it no earlier: milliseconds since 1970-01-01 UTC."),
+    ] = None
+    delay_ms: Annotated[Delay | None, Meta(description="Work queues deliver it after this time.")] = None
     sequence: Annotated[
         Id | None,
         Meta(description="0, 1, 2 … per producer and partition; a repeated call returns the first call's offset."),
@@ -227,6 +236,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC.")] = None
     headers: Annotated[dict[str, str | None] | None, Meta(description="Headers of text, by name.")] = None
     headers_b64: Annotated[dict[str, Base64] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+    deliver_at: Annotated[
+        Moment | None,
+        Meta(description="Work queues deliver it no earlier: milliseconds since 1970-01-01 UTC."),
+    ] = None
+    delay_ms: Annotated[Delay | None, Meta(description="Work queues deliver it after this time.")] = None
 
 
 class ProduceBatchBody(Parameters, frozen=True):
@@ -254,6 +268,14 @@ class ProduceBatchBody(Parameters, frozen=True):
         dict[str, str | None] | None, Meta(description="Headers of text, by name, of every message without its own.")
     ] = None
     headers_b64: Annotated[dict[str, Base64] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+    deliver_at: Annotated[
+        Moment | None,
+        Meta(description="As of one message, for all without their own."),
+    ] = None
+    delay_ms: Annotated[
+        Delay | None,
+        Meta(description="As of one message, for all without their own."),
+    ] = None
     sequence: Annotated[Id | None, Meta(description="Sequence of the first message; the others follow it.")] = None
     epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older epoch is fenced.")] = (
         None

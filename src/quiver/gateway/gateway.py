@@ -26,10 +26,12 @@ from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
 from quiver.gateway.consume_handlers import ConsumeHandlers
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
+from quiver.gateway.http_route import HttpRoute
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.produce_handlers import OnClientSeen, ProduceHandlers
+from quiver.gateway.queue_handlers import QueueHandlers
 from quiver.gateway.registrations import Registrations, catch_up
-from quiver.gateway.routes import ROUTES, HttpRoute
+from quiver.gateway.routes import ROUTES
 from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
 from quiver.gateway.traced_application import TracedApplication
@@ -194,6 +196,7 @@ class Gateway:
                 await self._admin_server.__aexit__(kind, error, trace)
         finally:
             await self._consumers.close()
+            await self._queues.close()
             await self._topic_producers.close()
 
     async def close(self) -> None:
@@ -205,6 +208,7 @@ class Gateway:
         if self._admin_server is not None:
             await self._admin_server.close(grace_ms=0)
         await self._consumers.close()
+        await self._queues.close()
         await self._topic_producers.close()
 
     @property
@@ -253,6 +257,7 @@ class Gateway:
             settings=settings,
             decoded=services.decoded,
         )
+        self._queues = QueueHandlers(router, self._metrics, settings=settings)
         handlers: dict[str, RouteHandler] = {
             "list_topics": topics.list_topics,
             "create_topic": topics.create_topic,
@@ -285,4 +290,4 @@ class Gateway:
             "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
-        return handlers | AccessHandlers(router, timeout_ms=timeout_ms).handlers()
+        return handlers | self._queues.handlers() | AccessHandlers(router, timeout_ms=timeout_ms).handlers()

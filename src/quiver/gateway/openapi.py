@@ -25,7 +25,9 @@ from quiver.gateway.contract import (
     ProduceBatchBody,
     ProduceBody,
 )
-from quiver.gateway.routes import ALWAYS, ROUTES, HttpRoute
+from quiver.gateway.http_route import ALWAYS, HttpRoute
+from quiver.gateway.queue_contract import ExtendBody, NackBody, RejectBody, SettleBody
+from quiver.gateway.routes import ROUTES
 
 API_VERSION = "1"
 """The version of this API; that of the program is only in `/status`."""
@@ -38,7 +40,7 @@ MEANINGS = {
     400: "Malformed.",
     401: "Not authenticated: the credentials are missing or not valid.",
     403: "Not allowed.",
-    404: "Unknown topic, partition, producer, consumer or broker, or a record that retention has deleted.",
+    404: "Unknown topic, partition, producer, consumer, group or broker, or a record that retention has deleted.",
     408: "The request took too long to arrive.",
     409: "Conflicts with the current state: exists already, out of sequence, fenced.",
     413: "Too large.",
@@ -62,6 +64,16 @@ LINKS: dict[str, dict[str, dict[str, Any]]] = {
     "register_consumer": {
         name: {"parameters": {"topic": "$request.body#/topic", "consumer_id": "$response.body#/consumer_id"}}
         for name in ("consume", "consume_batch", "get_size")
+    },
+    "receive_jobs": {
+        name: {
+            "requestBody": {
+                "topic": "$request.body#/topic",
+                "group": "$request.body#/group",
+                "receipt": "$response.body#/jobs/0/receipt",
+            }
+        }
+        for name in ("ack_jobs", "nack_jobs", "extend_jobs", "reject_jobs")
     },
     "create_topic": {
         name: {"parameters": {"topic": "$response.body#/topic"}}
@@ -97,6 +109,7 @@ RULES: dict[type, tuple[dict[str, Any], ...]] = {
 }
 """By struct, further rules as JSON Schema has them."""
 CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
+    **dict.fromkeys((SettleBody, NackBody, ExtendBody, RejectBody), (("receipt", "receipts"),)),
     CreateTopicBody: (("topic_name", "topic"),),
     ProduceBody: (("message", "message_b64"),),
     ProduceBatchBody: (("messages", "messages_b64", "records"),),
@@ -104,7 +117,7 @@ CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
 """By parameters, the names of which exactly one must be given; null counts as not given."""
 _PRODUCE = (ProduceBody, ProduceBatchBody)
 EXCLUSIVE: dict[type, tuple[tuple[str, str], ...]] = dict.fromkeys(
-    (*_PRODUCE, BatchRecord), (("key", "key_b64"), ("headers", "headers_b64"))
+    (*_PRODUCE, BatchRecord), (("key", "key_b64"), ("headers", "headers_b64"), ("deliver_at", "delay_ms"))
 )
 """By parameters, the pairs of which at most one may be given; headers in both are refused if they share a name."""
 COMPANIONS: dict[type, tuple[str, str]] = dict.fromkeys(_PRODUCE, ("sequence", "partition_id"))
@@ -238,7 +251,7 @@ _RULES = (
     "The Host header must name the node: a loopback name, its advertised name, or one in `gateway.allowed_hosts`.",
     "Web pages of other sites may not make calls that change state.",
     'With 504, `"outcome": "unknown"` means that the call may have taken effect.',
-    "Without a message to consume, the answer is 204 with an empty body.",
+    "Without a message to consume or a job to receive, the answer is 204 with an empty body.",
     "Messages are UTF-8 text; other bytes are sent as base64 in `message_b64` and `key_b64`.",
 )
 """One item of a list each, on the page and in the reference."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Literal
 
-from quiver.client.batching import partition_of
+from quiver.client.batching import StoredHeaders, partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.producer import ProducerCore
 from quiver.clock import Clock
@@ -21,9 +21,11 @@ from quiver.gateway.cluster_handlers import GATEWAY_PRODUCER_PREFIX
 from quiver.gateway.codec import (
     BatchColumns,
     decode_batch,
+    decode_delay,
     decode_headers,
     decode_key,
     decode_value,
+    delay_headers,
     error_response,
 )
 from quiver.gateway.http import HttpResponse
@@ -148,6 +150,8 @@ class ProduceHandlers:
             _check_epoch(access, given.epoch)
         if given.headers or given.headers_b64:
             headers = decode_headers(given.headers, given.headers_b64)
+        if given.deliver_at is not None or given.delay_ms is not None:
+            headers = self._delay(given, headers)
         delivery = self._topic_producers.send(
             access.topic, producer, value, key=key, partition=partition, timestamp=given.timestamp, headers=headers
         )
@@ -172,6 +176,7 @@ class ProduceHandlers:
 
     async def _produce_sequenced(self, given: contract.ProduceBody) -> contract.ProducedAnswer:
         headers, key = decode_headers(given.headers, given.headers_b64), decode_key(given.key, given.key_b64)
+        headers = self._delay(given, headers)
         columns = BatchColumns(
             [decode_value(given.message, given.message_b64)],
             None if key is None else [key],
@@ -183,7 +188,7 @@ class ProduceHandlers:
 
     async def produce_batch(self, given: contract.ProduceBatchBody) -> contract.BatchProducedAnswer:
         """Append messages to one partition."""
-        columns = decode_batch(given)
+        columns = decode_batch(given, self._clock.wall_ms())
         if given.sequence is None:
             partition_id, offset = await self._append_unsequenced(given, columns)
         else:
@@ -233,6 +238,10 @@ class ProduceHandlers:
         if not produced.is_duplicate:
             self._count_produced(columns)
         return partition_id, produced.base_offset
+
+    def _delay(self, given: contract.ProduceBody, headers: StoredHeaders | None) -> StoredHeaders | None:
+        """Return the headers of a message with the time at which it is due, if it has one."""
+        return delay_headers(headers, decode_delay(given.deliver_at, given.delay_ms, self._clock.wall_ms()))
 
     def _count_produced(self, columns: BatchColumns) -> None:
         size_bytes = sum(len(value) for value in columns.values if value is not None)

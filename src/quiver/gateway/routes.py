@@ -6,48 +6,10 @@ that changes state is marked: pages of other sites may not call it, and it does 
 
 from __future__ import annotations
 
-import msgspec
-
-from quiver.gateway import access_contract, contract
-
-HTML = "text/html; charset=utf-8"
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-ALWAYS = (400, 401, 403, 408, 413, 421, 429, 431, 503)
-"""Failure statuses that every call may return."""
-
-
-class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: its method and path, parameters, answer and possible failures."""
-
-    name: str
-    method: str
-    path: str
-    """Parameters in braces."""
-    section: str
-    summary: str
-    parameters: type[contract.Parameters] = contract.Parameters
-    answer: type[contract.Answer] | None = contract.Answer
-    """None: not a JSON answer, but `content_type`."""
-    content_type: str = "application/json"
-    success: int = 200
-    has_nothing: bool = False
-    """Whether 204 is returned when there is no message."""
-    failures: tuple[int, ...] = ()
-    """Failure statuses beside `ALWAYS`."""
-    changes: bool = False
-    """Whether it changes state."""
-    creates: bool = False
-    """Whether it leaves something behind that lasts: a topic, a producer, a consumer."""
-    is_signed: bool = False
-    """Whether its handler gets the principal in whose name it passes a request on."""
-    is_probe: bool = False
-    """Whether it is for load balancers: on every listener, under every name, and never refused for lack of room."""
-    is_administrative: bool = False
-    """Whether it moves to `gateway.admin_listen` if that is set."""
-
-
-_DATA = (404, 409, 422, 504, 507)
-_WRITE = (404, 409, 422, 504)
+from quiver.gateway import contract
+from quiver.gateway.access_routes import ACCESS_ROUTES
+from quiver.gateway.http_route import DATA_FAILURES, HTML, PROMETHEUS, WRITE_FAILURES, HttpRoute
+from quiver.gateway.queue_routes import QUEUE_ROUTES
 
 ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute(
@@ -89,7 +51,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         section="Topics",
         summary="Delete a topic.",
         parameters=contract.TopicQuery,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         is_signed=True,
     ),
@@ -111,7 +73,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Register a producer for a topic, which is created if it does not exist.",
         parameters=contract.RegisterProducerBody,
         answer=contract.ProducerRegisteredAnswer,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         creates=True,
         is_signed=True,
@@ -124,7 +86,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Append a message; answers when a majority of replicas has it on disk.",
         parameters=contract.ProduceBody,
         answer=contract.ProducedAnswer,
-        failures=_DATA,
+        failures=DATA_FAILURES,
         changes=True,
     ),
     HttpRoute(
@@ -135,7 +97,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Append messages to one partition, all or none.",
         parameters=contract.ProduceBatchBody,
         answer=contract.BatchProducedAnswer,
-        failures=_DATA,
+        failures=DATA_FAILURES,
         changes=True,
     ),
     HttpRoute(
@@ -146,7 +108,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Register a consumer for a topic.",
         parameters=contract.RegisterConsumerBody,
         answer=contract.ConsumerRegisteredAnswer,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         creates=True,
         is_signed=True,
@@ -160,7 +122,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.ConsumeQuery,
         answer=contract.ConsumedAnswer,
         has_nothing=True,
-        failures=_DATA,
+        failures=DATA_FAILURES,
         changes=True,
     ),
     HttpRoute(
@@ -172,7 +134,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.ConsumeBatchQuery,
         answer=contract.BatchConsumedAnswer,
         has_nothing=True,
-        failures=_DATA,
+        failures=DATA_FAILURES,
         changes=True,
     ),
     HttpRoute(
@@ -185,209 +147,8 @@ ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.SizeAnswer,
         failures=(404, 422, 504),
     ),
-    HttpRoute(
-        name="list_users",
-        method="GET",
-        path="/users",
-        section="Security",
-        summary="List users with their roles and tokens.",
-        answer=access_contract.UsersAnswer,
-    ),
-    HttpRoute(
-        name="create_user",
-        method="POST",
-        path="/users",
-        section="Security",
-        summary="Create a user.",
-        parameters=access_contract.CreateUserBody,
-        success=201,
-        failures=(409, 422, 504),
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="change_user",
-        method="POST",
-        path="/users/{user}",
-        section="Security",
-        summary="Enable or disable a user, or change its password.",
-        parameters=access_contract.ChangeUserBody,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="delete_user",
-        method="DELETE",
-        path="/users/{user}",
-        section="Security",
-        summary="Delete a user with its tokens, roles and grants.",
-        parameters=access_contract.UserQuery,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="list_tokens",
-        method="GET",
-        path="/tokens",
-        section="Security",
-        summary="List tokens, without their secrets.",
-        parameters=access_contract.TokensQuery,
-        answer=access_contract.TokensAnswer,
-        failures=(422,),
-    ),
-    HttpRoute(
-        name="create_token",
-        method="POST",
-        path="/tokens",
-        section="Security",
-        summary="Create a token of a user, who may have two at a time; it is shown this once.",
-        parameters=access_contract.CreateTokenBody,
-        answer=access_contract.TokenCreatedAnswer,
-        success=201,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="revoke_token",
-        method="DELETE",
-        path="/tokens/{token_id}",
-        section="Security",
-        summary="Revoke a token; connections that use it are refused at once.",
-        parameters=access_contract.TokenQuery,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="list_roles",
-        method="GET",
-        path="/roles",
-        section="Security",
-        summary="List roles with their users.",
-        answer=access_contract.RolesAnswer,
-    ),
-    HttpRoute(
-        name="create_role",
-        method="POST",
-        path="/roles",
-        section="Security",
-        summary="Create a role.",
-        parameters=access_contract.RoleQuery,
-        success=201,
-        failures=(409, 422, 504),
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="delete_role",
-        method="DELETE",
-        path="/roles/{role}",
-        section="Security",
-        summary="Delete a role with its grants.",
-        parameters=access_contract.RoleQuery,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="add_member",
-        method="POST",
-        path="/roles/{role}/users/{user}",
-        section="Security",
-        summary="Give a role to a user.",
-        parameters=access_contract.MemberQuery,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="remove_member",
-        method="DELETE",
-        path="/roles/{role}/users/{user}",
-        section="Security",
-        summary="Take a role from a user.",
-        parameters=access_contract.MemberQuery,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="list_acls",
-        method="GET",
-        path="/acls",
-        section="Security",
-        summary="List grants.",
-        parameters=access_contract.GrantsQuery,
-        answer=access_contract.GrantsAnswer,
-        failures=(422,),
-    ),
-    HttpRoute(
-        name="add_acl",
-        method="POST",
-        path="/acls",
-        section="Security",
-        summary="Add a grant.",
-        parameters=access_contract.GrantBody,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="remove_acl",
-        method="DELETE",
-        path="/acls",
-        section="Security",
-        summary="Remove a grant.",
-        parameters=access_contract.GrantBody,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="test_acl",
-        method="GET",
-        path="/acls/test",
-        section="Security",
-        summary="Explain whether a principal may do something.",
-        parameters=access_contract.AccessTestQuery,
-        answer=access_contract.AccessTestAnswer,
-        failures=(422,),
-    ),
-    HttpRoute(
-        name="list_quotas",
-        method="GET",
-        path="/quotas",
-        section="Security",
-        summary="List quotas.",
-        parameters=access_contract.QuotasQuery,
-        answer=access_contract.QuotasAnswer,
-        failures=(422,),
-    ),
-    HttpRoute(
-        name="set_quota",
-        method="POST",
-        path="/quotas",
-        section="Security",
-        summary="Set limits of a principal, a role or a topic: 0 is no limit, and those that are not given stay.",
-        parameters=access_contract.QuotaBody,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
-    HttpRoute(
-        name="remove_quota",
-        method="DELETE",
-        path="/quotas",
-        section="Security",
-        summary="Remove all limits of a principal, a role or a topic.",
-        parameters=access_contract.QuotaQuery,
-        failures=_WRITE,
-        changes=True,
-        is_signed=True,
-    ),
+    *QUEUE_ROUTES,
+    *ACCESS_ROUTES,
     HttpRoute(
         name="welcome",
         method="GET",
@@ -427,7 +188,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         section="Cluster",
         summary="Start moving all partitions off a broker.",
         parameters=contract.BrokerQuery,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         is_signed=True,
     ),
@@ -438,7 +199,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         section="Cluster",
         summary="Remove a broker that is drained or dead.",
         parameters=contract.BrokerQuery,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         is_signed=True,
     ),
@@ -469,7 +230,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         section="Cluster",
         summary="Make a node that has the role manager a manager.",
         parameters=contract.ManagerQuery,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         is_signed=True,
     ),
@@ -480,7 +241,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         section="Cluster",
         summary="Remove a node from the managers; it keeps its other roles.",
         parameters=contract.ManagerQuery,
-        failures=_WRITE,
+        failures=WRITE_FAILURES,
         changes=True,
         is_signed=True,
     ),

@@ -28,7 +28,8 @@ from quiver.metadata import (
 from quiver.model import Buffer, ConsumerId, Index, NodeId, PartitionId, TopicId
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
-from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
+from quiver.testing.memory_cluster import MemoryCluster
+from quiver.testing.memory_partition import MemoryPartition
 from quiver.wire import Caller, requests
 from quiver.wire import messages as wire
 from quiver.wire.messages import ConsumeMany, ManyConsumed

@@ -19,8 +19,9 @@ from quiver.gateway.codec import error_response, status_of
 from quiver.gateway.contract import Answer
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse
+from quiver.gateway.http_route import HttpRoute
 from quiver.gateway.openapi import MEANINGS
-from quiver.gateway.routes import ROUTES, HttpRoute
+from quiver.gateway.routes import ROUTES
 from quiver.security.identity import ConnectionIdentity
 
 
@@ -94,7 +95,7 @@ def test_every_route_is_found_and_answers_in_the_contracts_form(route: Any) -> N
     path = re.sub(r"\{\w+\}", "7", route.path.replace("{topic}", "a.b-c"))
     known = route.parameters.__struct_encode_fields__
     given = {"topic": "t", "producer_id": 1, "consumer_id": "1", "partition_id": 0, "user": "alice", "role": "ops"}
-    given |= {"subject": "user:alice", "verb": "read", "principal": "alice"}
+    given |= {"subject": "user:alice", "verb": "read", "principal": "alice", "group": "workers"}
     body = {} if "{" in route.path else {name: value for name, value in given.items() if name in known}
     response = ask(application(), request(route.method, path, msgspec.json.encode(body)))
     assert response.status == route.success

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from quiver.errors import OutOfRangeError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.codec import CACHED_QUERIES_MAX, QUERY_FIELDS_MAX, ParameterDecoder
-from quiver.gateway.routes import ROUTES, HttpRoute
+from quiver.gateway.http_route import HttpRoute
+from quiver.gateway.routes import ROUTES
 
 PRODUCE = ParameterDecoder(contract.ProduceBody)
 BODY = b'{"topic": "t", "producer_id": 5, "message": "x"}'

@@ -1,0 +1,113 @@
+"""The part of the HTTP contract about work queues; see `contract`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from quiver.gateway.contract import (
+    MESSAGES_MAX,
+    WAIT_MS_MAX,
+    Answer,
+    Headers,
+    HeadersBase64,
+    Name,
+    Parameters,
+    TopicName,
+)
+from quiver.groups.settings import DELAY_MS_MAX, LEASE_MS_MAX
+from quiver.wire.queue_messages import REASON_CHARACTERS_MAX
+
+QUEUE_BATCH_MAX = 1_000
+"""Most jobs of one call."""
+RECEIPT_LENGTH_MAX = 100
+GroupName = Annotated[Name, Meta(description="The group whose workers share the topic's messages.")]
+Receipt = Annotated[
+    str, Meta(max_length=RECEIPT_LENGTH_MAX, description="As `/queue/receive` returned it; valid until the lease ends.")
+]
+Receipts = Annotated[list[Receipt], Meta(min_length=1, max_length=MESSAGES_MAX)]
+
+
+class ReceiveBody(Parameters, frozen=True):
+    """The next jobs of a queue; its group is created if it does not exist."""
+
+    topic: TopicName
+    group: GroupName
+    max: Annotated[
+        Annotated[int, Meta(ge=1, le=QUEUE_BATCH_MAX)] | None, Meta(description="Maximum number of jobs; default: 1.")
+    ] = None
+    wait_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] | None,
+        Meta(description="How long to wait if there is no job yet."),
+    ] = None
+
+
+class JobItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A leased message; its value is in `message` if it is text, else in `message_b64`."""
+
+    receipt: Receipt
+    attempt: Annotated[int, Meta(description="How often it has been delivered, this time included.")]
+    lease_ms: Annotated[int, Meta(description="Time until it is delivered again unless it is acknowledged.")]
+    partition_id: int
+    offset: int
+    timestamp: Annotated[int, Meta(description="Milliseconds since 1970-01-01 UTC.")]
+    message: str | UnsetType | None = UNSET
+    message_b64: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    key_b64: str | UnsetType = UNSET
+    headers: Headers | UnsetType = UNSET
+    headers_b64: HeadersBase64 | UnsetType = UNSET
+
+
+class JobsAnswer(Answer, frozen=True):
+    """Leased messages; those of one partition are in offset order, as far as leases allow."""
+
+    jobs: list[JobItem]
+
+
+class SettleBody(Parameters, frozen=True):
+    """Jobs of a queue, by their receipts."""
+
+    topic: TopicName
+    group: GroupName
+    receipt: Annotated[Receipt | None, Meta(description="Of one job; or give `receipts`.")] = None
+    receipts: Annotated[Receipts | None, Meta(description="Of several jobs.")] = None
+
+
+class NackBody(SettleBody, frozen=True):
+    """Jobs to deliver again."""
+
+    delay_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] | None,
+        Meta(description="Time until then; default: the group's backoff for the job's attempts."),
+    ] = None
+
+
+class ExtendBody(SettleBody, frozen=True):
+    """Jobs whose leases are to end later."""
+
+    lease_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)] | None,
+        Meta(description="Time from now until the leases end; default: the group's lease."),
+    ] = None
+
+
+class RejectBody(SettleBody, frozen=True):
+    """Jobs that become dead letters."""
+
+    reason: Annotated[
+        Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] | None,
+        Meta(description="For the dead letter's header `quiver-dead-reason`."),
+    ] = None
+
+
+class SettledAnswer(Answer, frozen=True):
+    """The number of jobs for which it was done, and the receipts for which it was not."""
+
+    count: int
+    stale: Annotated[
+        list[str] | UnsetType,
+        Meta(description="Receipts of jobs that other workers have, or that are settled; nothing was done for them."),
+    ] = UNSET
