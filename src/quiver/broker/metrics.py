@@ -13,7 +13,7 @@ from quiver.broker.replica_table import ReplicaState, ReplicaTable
 from quiver.config import LogSettings
 from quiver.metadata import View
 from quiver.metrics import OTHER, Labels, MetricFamily, counter, gauge, histogram, labelled
-from quiver.model import NodeId
+from quiver.model import NodeId, TopicId
 from quiver.partition import Meters, Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
@@ -215,6 +215,23 @@ def describe_replication(replicator: Replicator, meters: Meters) -> Iterable[Met
     )
 
 
+def _describe_queues(meters: Meters, shown: dict[TopicId, str]) -> Iterator[MetricFamily]:
+    """Yield what the work queues of each topic have done; topics without queues have no samples."""
+    for field, sentence in (
+        ("leased", "Records that leaders on this node leased to workers, redelivered ones included."),
+        ("redelivered", "Records leased again: not acknowledged in time, or returned."),
+        ("acknowledged", "Records that workers acknowledged."),
+        ("dead", "Records that became dead letters."),
+        ("stale", "Receipts refused because the record had been leased again, or settled."),
+    ):
+        values: dict[Labels, float] = {}
+        for topic_id, meter in meters.topics.items():
+            if meter.queues.is_used:
+                labels: Labels = (("topic", shown.get(topic_id, OTHER)),)
+                values[labels] = values.get(labels, 0.0) + getattr(meter.queues, field)
+        yield labelled(f"quiver_queue_{field}_records_total", "counter", sentence, sorted(values.items()))
+
+
 def describe_topics(meters: Meters, view: View, *, topics_max: int) -> Iterator[MetricFamily]:
     """Return the traffic by topic, of at most `topics_max` topics and the sum of the rest."""
     meters.forget(view.topics)
@@ -230,6 +247,7 @@ def describe_topics(meters: Meters, view: View, *, topics_max: int) -> Iterator[
             labels: Labels = (("topic", shown.get(topic_id, OTHER)),)
             values[labels] = values.get(labels, 0.0) + getattr(meter, field)
         yield labelled(f"quiver_topic_{field}_total", "counter", sentence, sorted(values.items()))
+    yield from _describe_queues(meters, shown)
 
 
 def describe_disk(space: DiskSpace, settings: LogSettings) -> Iterator[MetricFamily]:

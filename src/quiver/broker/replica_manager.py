@@ -379,6 +379,7 @@ class ReplicaManager:
             meter=meter,
             feature_level=lambda: self._store.feature_level,
             decoded=self._decoded,
+            clock=self._clock,
         )
 
     # -- removing --------------------------------------------------------------------------------

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from quiver.broker.client_checks import check_consumer, check_has_consumers, check_producer, start_of
 from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import ClientActivity
-from quiver.broker.replica_table import PartitionKey, ReplicaTable
+from quiver.broker.queue_requests import QueueRequests
+from quiver.broker.replica_table import ReplicaTable
 from quiver.clock import Clock
-from quiver.errors import ConflictError, NotAllowedError, NotFoundError, NotLeaderError, TrimmedError, UnavailableError
-from quiver.metadata import ConsumerRow, ProducerRow, Registration, StartFrom, View
+from quiver.errors import NotLeaderError, TrimmedError
+from quiver.metadata import Registration, StartFrom, View
 from quiver.metrics import MetricFamily, gauge
-from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
-from quiver.partition import DefaultStart
+from quiver.model import NO_PRODUCER, ConsumerId, Offset
 from quiver.record import decode_header
 from quiver.tracing import Tracing
 from quiver.wire.consumed_records import encode_consumed
@@ -44,7 +45,6 @@ from quiver.wire.messages import (
     ReadReplica,
     ReplicaRead,
 )
-from quiver.wire.queue_messages import GetQueue, QueueReceive, QueueRequest, QueueSettle
 from quiver.wire.requests import Done, Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
@@ -70,6 +70,7 @@ class BrokerRequests:
         self._explainer = explainer
         self._tracing = tracing
         self._polls_max = self._polls_left = long_polls_max
+        self._queues = QueueRequests(table, view, clients, poll=self._poll)
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests that a broker serves, for `dispatch`.
@@ -86,9 +87,7 @@ class BrokerRequests:
             ConsumeMany: self._consume_many,
             MoveCursor: self._move_cursor,
             GetCursors: self._get_cursors,
-            QueueReceive: self._refuse_queue,
-            QueueSettle: self._refuse_queue,
-            GetQueue: self._refuse_queue,
+            **self._queues.handlers(),
             GetMembers: self._get_members,
             ExplainReplica: self._explain_replica,
         }
@@ -162,7 +161,7 @@ class BrokerRequests:
             found = await replica.consume(
                 request.consumer_id,
                 offset=request.offset,
-                default_start=_start_of(registration),
+                default_start=start_of(registration),
                 records_max=request.records_max,
                 bytes_max=request.answer_bytes,
                 wait_ms=wait_ms,
@@ -175,7 +174,7 @@ class BrokerRequests:
     async def _consume_many(self, _: Caller, request: ConsumeMany, __: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         ids = request.consumer_ids
-        starts = {id_: _start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
+        starts = {id_: start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         records = await replica.consume_many([(id_, starts[id_]) for id_ in ids], checked_index=view.index)
         return ManyConsumed(), (encode_consumed(records),)
 
@@ -199,10 +198,6 @@ class BrokerRequests:
             for cursor, start in zip(found.cursors, starts, strict=True)
         ]
         return CursorsFound(cursors=tuple(cursors), first_offset=found.first_offset, end_offset=found.end_offset), ()
-
-    async def _refuse_queue(self, _: Caller, request: QueueRequest, __: memoryview) -> Answer:
-        self._table.find_leader(request.topic_id, request.partition_id)
-        raise UnavailableError("not done: this node does not serve work queues yet", code="unsupported")
 
     def _admit_consumer(
         self, view: View, consumer_id: ConsumerId, request: Consume | ConsumeMany | MoveCursor
@@ -241,61 +236,3 @@ class BrokerRequests:
         voters = {node for item in known for node in (*item.voters, *item.voters_outgoing)}
         learners = {node for item in known for node in item.learners} - voters
         return MembersFound(voters=tuple(sorted(voters)), learners=tuple(sorted(learners))), ()
-
-
-def _start_of(registration: Registration) -> DefaultStart:
-    return "latest" if registration.start is StartFrom.LATEST else "earliest"
-
-
-def check_producer(view: View, producer_id: ProducerId, epoch: int, *, key: PartitionKey) -> None:
-    """Check that a producer may write to a partition.
-
-    Raises:
-        NotFoundError: the producer is unknown.
-        NotAllowedError: it is not registered for the partition, or the epoch was never assigned to it.
-    """
-    producer = view.producers.get(producer_id)
-    if producer is None:
-        raise NotFoundError(_unknown("producer", producer_id), code="unknown_producer")
-    _find_registration(producer, producer_id, key)
-    if epoch > producer.epoch:
-        message = f"not done: epoch {epoch} was never assigned to producer {producer_id}; its epoch is {producer.epoch}"
-        raise NotAllowedError(message, code="unknown_epoch")
-
-
-def check_has_consumers(view: View, topic_id: TopicId) -> None:
-    """Refuse records of a topic that keeps them until they are consumed, if it has no consumers.
-
-    Raises:
-        ConflictError: the topic has no consumers: its records would stay forever.
-    """
-    topic = view.topics.get(topic_id)
-    if topic is not None and topic.retention.until_consumed and not view.consumers_of(topic_id):
-        message = f"not done: topic {topic.name!r} keeps records until they are consumed, but has no consumers"
-        raise ConflictError(f"{message}; register one", code="no_consumers")
-
-
-def check_consumer(view: View, consumer_id: ConsumerId, *, key: PartitionKey) -> Registration:
-    """Check that a consumer may read a partition; return its registration, which contains its start position.
-
-    Raises:
-        NotFoundError: the consumer is unknown.
-        NotAllowedError: it is not registered for the partition.
-    """
-    consumer = view.consumers.get(consumer_id)
-    if consumer is None:
-        raise NotFoundError(_unknown("consumer", consumer_id), code="unknown_consumer")
-    return _find_registration(consumer, consumer_id, key)
-
-
-def _unknown(kind: str, id_: int) -> str:
-    return f"not done: unknown {kind} {id_}: it expired, was forgotten, or never existed; register again"
-
-
-def _find_registration(client: ProducerRow | ConsumerRow, id_: int, key: PartitionKey) -> Registration:
-    for registration in client.registrations:
-        if registration.covers(*key):
-            return registration
-    kind = client.table.value.removesuffix("s")
-    message = f"not done: {kind} {id_} is not registered for partition {key[1]} of topic {key[0]}"
-    raise NotAllowedError(message, code="not_registered")

@@ -11,35 +11,28 @@ the event loop and committed in one entry, from a cache of decoded batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import msgspec
 
-from quiver.errors import OverloadedError, TrimmedError
+from quiver.errors import ConflictError, OverloadedError, TrimmedError
 from quiver.metrics import now_s
 from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
-from quiver.partition.reads import Admit, admit_all, check_in_range, read_admitted, repair_on_damage
+from quiver.partition.reads import Admit, admit_all, check_in_range
+from quiver.partition.record_batches import HeldBatches, RecordBatches
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
-from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache
-from quiver.replication import Member
-from quiver.storage import UNBOUNDED
 
 DefaultStart = Literal["earliest", "latest"]
 TURNS_MAX = 10_000
 """Calls that may wait for an earlier call of the same consumer, per partition."""
 CONSUMED_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of values, approximately, that one `consume_many` returns; a larger record is returned alone."""
-CACHED_BATCHES_MAX = 16
-CACHED_BYTES_MAX = 8 * 1024 * 1024
-"""Limits of the decoded-batch cache, per partition; `DecodedBatchBudget` limits those of all partitions."""
-READ_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of batches, approximately, that one `consume_many` reads from the log; beyond it the answer is shorter."""
 
 ConsumerStart = tuple[ConsumerId, DefaultStart]
 """A consumer, and where it starts if it has no cursor."""
@@ -82,34 +75,6 @@ class _Plan:
         self.size_bytes = 0
 
 
-class _HeldBatches:
-    """The batches that one call has read from the log; `is_full` at `READ_BYTES_MAX`."""
-
-    __slots__ = ("_batches", "_size_bytes")
-
-    def __init__(self) -> None:
-        self._batches: list[Batch] = []
-        self._size_bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._size_bytes >= READ_BYTES_MAX
-
-    def begin_read(self) -> None:
-        """Drop everything if there is no room: cursors moved meanwhile, and the held batches serve no consumer."""
-        if self.is_full:
-            self._batches.clear()
-            self._size_bytes = 0
-
-    def add(self, batch: Batch) -> None:
-        self._batches.append(batch)
-        self._size_bytes += len(batch.data)
-
-    def find(self, offset: Offset) -> Batch | None:
-        """Return the batch that contains an offset."""
-        return next((own for own in self._batches if own.header.base_offset <= offset < own.header.end_offset), None)
-
-
 class _Turn:
     """Serializes the calls of one consumer; `calls` counts those that wait or run."""
 
@@ -128,25 +93,16 @@ class ConsumeHandler:
         gate: ProposalGate,
         state: PartitionState,
         moves: CursorMoves,
-        member: Member,
+        batches: RecordBatches,
         timings: ConsumeTimings,
-        decoded: DecodedBatchBudget,
     ) -> None:
         self._gate = gate
         self._state = state
         self._moves = moves
-        self._member = member
+        self._batches = batches
         self._timings = timings
-        self._decoded = decoded
-        self._batches: DecodedBatchCache[Offset] = DecodedBatchCache(
-            bytes_max=CACHED_BYTES_MAX, batches_max=CACHED_BATCHES_MAX, budget=decoded
-        )
         self._turns: dict[ConsumerId, _Turn] = {}
         self._waiting = 0
-
-    def close(self) -> None:
-        """Release the cached batches; idempotent."""
-        self._batches.clear()
 
     async def consume(self, request: ConsumeRequest) -> ConsumeResult:
         """Read at the offset or the cursor, and move the cursor past the records; see `Replica.consume`."""
@@ -165,13 +121,16 @@ class ConsumeHandler:
         """Read, and start to move the cursor; the future is None if nothing was read and no move is needed."""
         while True:
             await self._gate.wait_ready()
+            self._check_no_queue(request.consumer_id)
             term, planned = self._gate.term, self._moves.planned(request.consumer_id)
             first_offset = await self._find_start(request, planned)
             has_records = first_offset < self._state.end_offset
             admitted = await request.admit(request.bytes_max) if has_records else 0
             end_offset = self._state.end_offset
             try:
-                batches = await self._read(first_offset, end_offset, request.bytes_max, admitted, request.admit)
+                batches = await self._batches.read(
+                    first_offset, end_offset, request.bytes_max, admitted=admitted, admit=request.admit
+                )
             except TrimmedError:
                 if request.offset is not None or self._state.first_offset <= first_offset:
                     raise
@@ -187,32 +146,20 @@ class ConsumeHandler:
                 {request.consumer_id: cursor}, checked_index=request.checked_index
             )
 
-    async def _read(
-        self,
-        first_offset: Offset,
-        end_offset: Offset,
-        bytes_max: int,
-        admitted: int = UNBOUNDED,
-        admit: Admit = admit_all,
-    ) -> list[Batch]:
-        begun_s = now_s()
-        with repair_on_damage(self._member):
-            found = await read_admitted(
-                self._member.log,
-                first_offset,
-                end_offset=end_offset,
-                bytes_max=bytes_max,
-                admitted=admitted,
-                admit=admit,
-            )
-        self._timings.read.observe(now_s() - begun_s)
-        return found
-
     async def _find_start(self, request: ConsumeRequest, planned: Offset | None) -> Offset:
         if request.offset is None:
             return self._start_offset(request.default_start) if planned is None else planned
         await check_in_range(self._gate, self._state, request.offset)
         return request.offset
+
+    def _check_no_queue(self, consumer_id: ConsumerId) -> None:
+        """Refuse to move the cursor of a work queue past records that its workers have not settled."""
+        if consumer_id in self._state.queues:
+            raise ConflictError(
+                f"not done: group {consumer_id} reads this topic as a work queue; receive from it, or read the records "
+                "with another group",
+                code="is_queue",
+            )
 
     def _start_offset(self, start: DefaultStart) -> Offset:
         return self._state.first_offset if start == "earliest" else self._state.end_offset
@@ -224,9 +171,11 @@ class ConsumeHandler:
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor, in one replicated step; see `Replica.consume_many`."""
         await self._gate.wait_ready()
-        plan = self._plan_many(consumers, _HeldBatches())
+        for consumer_id, _ in consumers if self._state.queues else ():
+            self._check_no_queue(consumer_id)
+        plan = self._plan_many(consumers, HeldBatches())
         if plan.missing:
-            with self._decoded.reserve(READ_BYTES_MAX):
+            with self._batches.reserve():
                 plan = await self._read_and_plan(consumers, plan)
         moves = {
             consumer_id: cursor
@@ -245,14 +194,14 @@ class ConsumeHandler:
 
         The batches are cached, but there may be more than the cache holds, and this call needs all of them.
         """
-        held = _HeldBatches()
+        held = HeldBatches()
         while plan.missing:
-            await self._read_missing(plan.missing, held)
+            await self._batches.read_missing(plan.missing, held)
             await self._gate.wait_ready()
             plan = self._plan_many(consumers, held)
         return plan
 
-    def _plan_many(self, consumers: Sequence[ConsumerStart], held: _HeldBatches) -> _Plan:
+    def _plan_many(self, consumers: Sequence[ConsumerStart], held: HeldBatches) -> _Plan:
         """Plan a record for each consumer; for fewer if the records, or the batches that must be read, are large."""
         plan, end_offset = _Plan(), self._state.end_offset
         for consumer_id, start in consumers:
@@ -262,7 +211,7 @@ class ConsumeHandler:
                 offset = self._start_offset(start) if planned is None else planned
             record: Record | None = None
             if offset < end_offset:
-                batch = self._find_batch(offset, held)
+                batch = self._batches.find(offset, held)
                 if batch is None and held.is_full and plan.records:
                     break
                 if batch is None:
@@ -276,33 +225,6 @@ class ConsumeHandler:
             plan.cursors[consumer_id] = offset
             plan.records.append(record)
         return plan
-
-    def _find_batch(self, offset: Offset, held: _HeldBatches) -> Batch | None:
-        for base_offset, cached in self._batches.items():
-            # Written out: a property here would be called for every cached batch and consumer.
-            if base_offset <= offset < base_offset + cached.header.record_count:
-                return self._batches.get(base_offset)
-        batch = self._member.log.peek_record(offset)
-        if batch is not None:
-            return self._batches.add(batch.header.base_offset, batch)
-        return held.find(offset)
-
-    async def _read_missing(self, offsets: Iterable[Offset], held: _HeldBatches) -> None:
-        """Read the batches that contain these offsets, in order and each once, until enough are held."""
-        held.begin_read()
-        for offset in offsets:
-            if held.is_full:
-                return
-            if held.find(offset) is not None:
-                continue
-            try:
-                found = await self._read(offset, self._state.end_offset, 1)
-            except TrimmedError:
-                if self._state.first_offset <= offset:
-                    raise
-                continue  # trimmed meanwhile: the cursor is now the first offset
-            for batch in found:
-                held.add(self._batches.add(batch.header.base_offset, batch))
 
     @asynccontextmanager
     async def _turn(self, consumer_id: ConsumerId) -> AsyncIterator[None]:

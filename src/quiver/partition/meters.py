@@ -25,10 +25,31 @@ class ConsumeTimings:
         """From a consume's cursor move until it is committed."""
 
 
+class QueueMeter:
+    """The work queues of one topic on this node: records, counted by leaders when they are planned."""
+
+    __slots__ = ("acknowledged", "dead", "leased", "redelivered", "stale")
+
+    def __init__(self) -> None:
+        self.leased = 0
+        """Delivered to workers, redelivered ones included."""
+        self.redelivered = 0
+        self.acknowledged = 0
+        self.dead = 0
+        """Turned into dead letters."""
+        self.stale = 0
+        """Receipts that were refused."""
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether a queue of the topic was used on this node."""
+        return bool(self.leased or self.acknowledged or self.dead or self.stale)
+
+
 class TopicMeter:
     """The traffic of one topic on this node; `received` is counted by leaders, once per batch."""
 
-    __slots__ = ("received_bytes", "received_records", "sent_bytes", "sent_records", "timings")
+    __slots__ = ("queues", "received_bytes", "received_records", "sent_bytes", "sent_records", "timings")
 
     def __init__(self, timings: ConsumeTimings) -> None:
         self.timings = timings
@@ -36,6 +57,7 @@ class TopicMeter:
         self.received_bytes = 0
         self.sent_records = 0
         self.sent_bytes = 0
+        self.queues = QueueMeter()
 
     @property
     def bytes(self) -> int:

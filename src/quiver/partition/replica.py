@@ -1,9 +1,9 @@
 """One replica of a partition, as its broker uses it: appends, reads, cursors.
 
 `Replica` is the public interface; it owns the append path and composes the other parts: `ProposalGate` (when it may
-answer), `Deduplicator` (batches land once), `CursorMoves` and `ConsumeHandler` (consumers), `FetchWaiters` (long polls)
-and `Maintenance` (background work). Only a leader that has caught up in its term answers (R10); every other replica
-refuses with `NotLeaderError` and names the leader.
+answer), `Deduplicator` (batches land once), `CursorMoves` and `ConsumeHandler` (consumers), `QueueHandler` (work
+queues), `FetchWaiters` (long polls) and `Maintenance` (background work). Only a leader that has caught up in its term
+answers (R10); every other replica refuses with `NotLeaderError` and names the leader.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from quiver.clock import Clock
+from quiver.clock import Clock, SystemClock
 from quiver.config import PartitionSettings
 from quiver.errors import (
     DecodeError,
@@ -42,7 +42,9 @@ from quiver.partition.maintenance import Maintenance, RetentionPolicy
 from quiver.partition.meters import ConsumeTimings, TopicMeter
 from quiver.partition.producers import Deduplicator, fenced
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
+from quiver.partition.queue_handler import QueueHandler
 from quiver.partition.reads import Admit, FetchWaiters, admit_all, check_in_range, read_admitted, repair_on_damage
+from quiver.partition.record_batches import RecordBatches
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch, BatchHeader, Record, decode_header, verify_payload
@@ -122,6 +124,7 @@ class Replica:
         meter: TopicMeter | None = None,
         feature_level: Callable[[], int] = lambda: LEVEL_MAX,
         decoded: DecodedBatchBudget | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.on_role: OnRole | None = None
         """Called when the replica's role or leader changes."""
@@ -134,7 +137,10 @@ class Replica:
         self._gate.on_new_term.append(self._deduplicator.clear)
         self._moves = CursorMoves(self._gate, state)
         decoded = decoded or DecodedBatchBudget(DECODED_BYTES_MAX)
-        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, member, self._meter.timings, decoded)
+        self._batches = RecordBatches(member, state, self._meter.timings, decoded)
+        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, self._batches, self._meter.timings)
+        self.queues = QueueHandler(self._gate, state, self._batches, self._meter.queues, clock or SystemClock())
+        """The work queues of the partition."""
         self._waiters = FetchWaiters()
         self._maintenance = Maintenance(member, state, self._gate, settings)
         member.on_role = self._handle_role
@@ -177,7 +183,7 @@ class Replica:
             learners=raft.configuration.learners,
             consumers=len(self._state.cursors),
             producers=len(self._state.producers),
-            waiting=len(self._waiters),
+            waiting=len(self._waiters) + self.queues.waiting,
         )
 
     # -- life ------------------------------------------------------------------------------------
@@ -212,14 +218,18 @@ class Replica:
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        self._waiters.fail(UnavailableError(f"not done: the replica of group {self._member.group} is closing; retry"))
-        self._consume_handler.close()
+        closing = UnavailableError(f"not done: the replica of group {self._member.group} is closing; retry")
+        self._waiters.fail(closing)
+        self.queues.fail(closing)
+        self._batches.close()
         await self._maintenance.stop()
 
     def abandon(self) -> None:
         """Stop immediately, without saving the state: it may be in doubt. `close` waits for what still runs."""
         message = f"not done: the replica of group {self._member.group} has stopped; retry at another"
-        self._waiters.fail(UnavailableError(message, code="replica_stopped"))
+        stopped = UnavailableError(message, code="replica_stopped")
+        self._waiters.fail(stopped)
+        self.queues.fail(stopped)
         self._maintenance.abandon()
 
     # -- producers -------------------------------------------------------------------------------
@@ -506,15 +516,17 @@ class Replica:
 
     def _handle_applied(self) -> None:
         self._waiters.wake(self._state.end_offset)
+        self.queues.handle_applied()
         self._maintenance.note_applied()
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
-        if role is not Role.LEADER and len(self._waiters):
+        if role is not Role.LEADER and (len(self._waiters) or self.queues.waiting):
             lost = NotLeaderError(
                 f"not done: this node lost leadership of group {self._member.group} during the wait; retry",
                 leader=leader,
             )
             self._waiters.fail(lost)
+            self.queues.fail(lost)
         if self.on_role is not None:
             self.on_role(role, term, leader)
 

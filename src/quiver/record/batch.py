@@ -211,6 +211,33 @@ class Batch:
         column = self._decode_columns().headers
         return iter(()) if column is None else map(column.__getitem__, self.positions(first_offset, end_offset))
 
+    def rows(self, first_offset: Offset, end_offset: Offset) -> list[tuple[Any, ...]]:
+        """Return (timestamp, value), and key and headers where the batch has any, of the records in a range of offsets.
+
+        For answers with a few of a batch's records: no object is made per record but the tuple.
+        """
+        header, columns, positions = self.header, self._decode_columns(), self.positions(first_offset, end_offset)
+        first, end = positions.start, positions.stop
+        timestamps = columns.timestamps[first:end] if columns.timestamps else repeat(header.first_timestamp)
+        values = columns.values.to_list(first=first, end=end)
+        if columns.keys is None and columns.headers is None:
+            return list(zip(timestamps, values, strict=False))
+        keys = columns.keys.to_list(first=first, end=end) if columns.keys else repeat(None)
+        if columns.headers is None:
+            return list(zip(timestamps, values, keys, strict=False))
+        headers = map(columns.headers.__getitem__, range(first, end))
+        return list(zip(timestamps, values, keys, headers, strict=False))
+
+    def value_lengths(self, first_offset: Offset, end_offset: Offset) -> Sequence[int]:
+        """Return the lengths of the values in a range of offsets; 0 for a null."""
+        positions = self.positions(first_offset, end_offset)
+        return self._decode_columns().values.lengths(first=positions.start, end=positions.stop)
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether records of the batch may have headers."""
+        return self._decode_columns().headers is not None
+
     def positions(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> range:
         """Return which of the batch's records, counted from 0, are in a range of offsets; perhaps none."""
         base_offset, record_count = self.header.base_offset, self.header.record_count

@@ -59,6 +59,10 @@ class BinaryColumn:
                 values[position - first] = None
         return values
 
+    def lengths(self, *, first: int, end: int) -> array[int]:
+        """Return the lengths of the byte strings at the positions from `first` up to `end`; 0 for a null."""
+        return self._lengths[first:end]
+
     def _start(self, position: int) -> int:
         """Where the byte string at `position` starts; the bounds are made when they are first needed."""
         if not position:

@@ -13,6 +13,7 @@ offset, number of records, grant.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -212,8 +213,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[QueueRecord])
 
 
-def encode_queue_records(records: list[QueueRecord]) -> bytes:
-    """Return the payload of a `QueueReceived`."""
+def encode_queue_records(records: Sequence[QueueRecord | tuple[object, ...]]) -> bytes:
+    """Return the payload of a `QueueReceived`; a tuple has the fields of a `QueueRecord`, at least the first two."""
     return _encode(records)
 
 

@@ -87,7 +87,9 @@ class PartitionHarness:
             bootstrap = configuration if self._starts == 1 else None
             member = await replicator.open_member(GROUP, DIRECTORY, state, bootstrap=bootstrap)
             self.opened_index = member.applied_index
-            replica = Replica(member, state, settings=self.settings, space=self.space, decoded=self.decoded)
+            replica = Replica(
+                member, state, settings=self.settings, space=self.space, decoded=self.decoded, clock=self.clock
+            )
             await asyncio.sleep(5)  # longer than an election takes
             assert member.is_ready == (voters == (1,))
             yield replica

@@ -17,9 +17,10 @@ from quiver.errors import (
 )
 from quiver.model import ConsumerId, NodeId, Offset
 from quiver.partition import ConsumeResult, ConsumerStart, PartitionState, Replica
-from quiver.partition.consume_handler import CONSUMED_BYTES_MAX, READ_BYTES_MAX
+from quiver.partition.consume_handler import CONSUMED_BYTES_MAX
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.reads import FetchWaiters
+from quiver.partition.record_batches import READ_BYTES_MAX
 from quiver.raft import Role
 from quiver.record.decoded import DecodedBatchBudget
 

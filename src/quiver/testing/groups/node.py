@@ -196,7 +196,7 @@ class SimulatedNode(SimulatedMachine):
         _watch_messages(member, checker, world.observer.copies[group], replicator.knows)
         world.observer.copies[group][self.id] = MemberCopy(self, member)
         world.observer.watch(self.id, member)
-        replica = self.replicas[group] = Replica(member, state, settings=world.knobs.partition)
+        replica = self.replicas[group] = Replica(member, state, settings=world.knobs.partition, clock=self.clock)
         world.loop.create_task(self._run_background_work(replica))
         if world.knobs.retention is None:
             world.loop.create_task(self._take_snapshots(replica))
