@@ -261,6 +261,7 @@ LOCAL = {
     "security join",
     "security renew",
     "sim",
+    "size",
     "up",
 }
 """Commands, or groups of them, that work on files or on this machine, and not on a cluster that has to be named."""

@@ -45,7 +45,7 @@ SECTIONS = {
     "Access": ("user", "token", "role", "acl", "quota"),
     "Spark": ("pipeline",),
     "Files": ("log", "metadata", "backup", "recover"),
-    "Install": ("deploy",),
+    "Install": ("deploy", "size"),
     "Reference": ("config", "gateway", "cli", "completion"),
     "Tests": ("sim", "history"),
 }

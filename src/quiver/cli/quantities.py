@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `7d`, `36h`, `500ms`, `10GiB`, `500MB`, `unlimited`."""
+"""Durations, sizes and counts as people write them: `7d`, `36h`, `500ms`, `10GiB`, `500MB`, `50k`, `unlimited`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _BYTES: Final = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
+
+_COUNTS: Final = {"": 1, **{prefix: 1000**power for power, prefix in enumerate("kmg", 1)}}
 
 
 class _QuantityType(click.ParamType[int]):
@@ -65,6 +67,12 @@ class SizeType(_QuantityType):
     """Parse a size into bytes."""
 
     name, units, base, example = "size", _BYTES, "b", "10GiB, 500MB, 64KiB"
+
+
+class CountType(_QuantityType):
+    """Parse a count: 50000, 50k, 1.5M."""
+
+    name, units, base, example = "count", _COUNTS, "", "50000, 50k, 1.5M"
 
 
 def format_duration(milliseconds: int) -> str:
