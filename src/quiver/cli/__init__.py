@@ -34,6 +34,7 @@ SECTIONS = {
         "doctor",
         "top",
         "topic",
+        "group",
         "consumer",
         "producer",
         "hold",

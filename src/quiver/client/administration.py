@@ -185,7 +185,7 @@ class AsyncClusterAdministration:
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups with their members, sorted by name; a named consumer is a group of one."""
-        return await find_groups(self.router, with_members=True)
+        return await find_groups(self.router)
 
     async def describe_group(self, group: str) -> GroupInfo:
         """Return a group: members, assignment with epochs, the last rebalance and its reason.

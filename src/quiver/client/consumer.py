@@ -89,12 +89,12 @@ class AsyncConsumer:
     def partitions(self) -> tuple[int, ...]:
         """The partitions of its topic that this consumer reads, sorted; of several topics, see `assignment`."""
         topic = self.core.topic
-        return tuple(sorted(partition for name, partition in self.core.readers if name == topic))
+        return tuple(partition for name, partition in self.core.places if name == topic)
 
     @property
     def assignment(self) -> tuple[tuple[str, int], ...]:
         """The topics and partitions that this consumer reads now, sorted."""
-        return tuple(sorted(self.core.readers))
+        return tuple(self.core.places)
 
     @property
     def skipped_count(self) -> int:

@@ -157,6 +157,11 @@ class ConsumerCore:
         return self.subscription.topics or tuple(sorted(self._cursors))
 
     @property
+    def places(self) -> list[Place]:
+        """The topics and partitions that the application knows to be read, sorted."""
+        return sorted(self.readers)
+
+    @property
     def topic(self) -> str:
         """Its only topic; raises `RequestError` if it may read several."""
         if len(self.subscription.topics) != 1:

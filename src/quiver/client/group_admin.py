@@ -73,10 +73,9 @@ class ResetTarget(msgspec.Struct, frozen=True, kw_only=True):
         return await find_offset(router, lag.topic, lag.partition, at)
 
 
-async def find_groups(router: Router, *, with_members: bool) -> list[GroupInfo]:
+async def find_groups(router: Router) -> list[GroupInfo]:
     """Return all groups, sorted by name."""
-    request = DescribeGroups(with_members=with_members)
-    return list((await router.ask(request, deadline=router.deadline()))[0].groups)
+    return list((await router.ask(DescribeGroups(), deadline=router.deadline()))[0].groups)
 
 
 async def find_group(router: Router, group: str) -> GroupInfo:
@@ -90,7 +89,15 @@ async def find_group(router: Router, group: str) -> GroupInfo:
 
 async def find_group_lag(router: Router, group: str, topic: str | None) -> list[PartitionLag]:
     """Return the group's cursor and lag in all its partitions, or in those of one topic."""
-    return await _find_lags(router, await find_group(router, group), topic)
+    return await find_lags(router, await find_group(router, group), topic)
+
+
+async def find_lags(router: Router, info: GroupInfo, topic: str | None) -> list[PartitionLag]:
+    """Return the lag of a group that was found; raise `NotFoundError` for a topic that it does not read."""
+    if topic is not None and topic not in info.topics:
+        message = f"not done: group {info.group!r} does not read topic {topic!r}"
+        raise NotFoundError(message, code="unknown_topic")
+    return await find_lag(router, info.group_id, info.topics if topic is None else (topic,))
 
 
 async def reset_group(
@@ -102,6 +109,7 @@ async def reset_group(
     partitions: Sequence[PartitionId],
     is_dry_run: bool,
     is_forced: bool,
+    on_behalf_of: str = "",
 ) -> list[CursorReset]:
     """Move the cursors of a group, all or, if one cannot be moved, none; return what was or would be done."""
     target.check()
@@ -110,7 +118,7 @@ async def reset_group(
         raise ConflictError(f"not done: {group!r} is a work queue, which has no cursors to reset", code="group_kind")
     if partitions and topic is None and len(info.topics) != 1:
         raise RequestError("not done: partitions are of one topic: name it", code="several_topics")
-    lags = await _find_lags(router, info, topic)
+    lags = await find_lags(router, info, topic)
     if unknown := set(partitions) - {lag.partition for lag in lags}:
         message = f"not done: group {group!r} has no partition {min(unknown)} of topic {topic or info.topics[0]!r}"
         raise NotFoundError(message, code="unknown_partition")
@@ -118,7 +126,7 @@ async def reset_group(
     offsets = await gather_first_error(target.resolve(router, lag) for lag in chosen)
     if not is_dry_run:
         _require_inactive(info, is_forced=is_forced)
-        await _move(router, group, chosen, offsets)
+        await _move(router, group, chosen, offsets, on_behalf_of=on_behalf_of)
     return [
         CursorReset(
             topic=lag.topic,
@@ -132,9 +140,10 @@ async def reset_group(
     ]
 
 
-async def delete_group(router: Router, group: str, *, is_forced: bool) -> None:
+async def delete_group(router: Router, group: str, *, is_forced: bool, on_behalf_of: str = "") -> None:
     """Delete a group with its cursors."""
-    done, _ = await router.ask(DeleteGroup(group=group, is_forced=is_forced), deadline=router.deadline())
+    request = DeleteGroup(group=group, is_forced=is_forced, on_behalf_of=on_behalf_of)
+    done, _ = await router.ask(request, deadline=router.deadline())
     router.cache.record_index(done.index)
 
 
@@ -148,8 +157,10 @@ def _require_inactive(info: GroupInfo, *, is_forced: bool) -> None:
         raise ConflictError(message, code="group_active")
 
 
-async def _move(router: Router, group: str, lags: Sequence[PartitionLag], offsets: Sequence[Offset]) -> None:
-    request = RestartGroup(group=group, pause_ms=RESET_PAUSE_MS)
+async def _move(
+    router: Router, group: str, lags: Sequence[PartitionLag], offsets: Sequence[Offset], *, on_behalf_of: str
+) -> None:
+    request = RestartGroup(group=group, pause_ms=RESET_PAUSE_MS, on_behalf_of=on_behalf_of)
     restarted, _ = await router.ask(request, deadline=router.deadline())
     router.cache.record_index(restarted.index)
 
@@ -160,12 +171,5 @@ async def _move(router: Router, group: str, lags: Sequence[PartitionLag], offset
     try:
         await gather_first_error(move(lag, offset) for lag, offset in zip(lags, offsets, strict=True))
     finally:
-        ended, _ = await router.ask(RestartGroup(group=group), deadline=router.deadline())
+        ended, _ = await router.ask(msgspec.structs.replace(request, pause_ms=0), deadline=router.deadline())
         router.cache.record_index(ended.index)
-
-
-async def _find_lags(router: Router, info: GroupInfo, topic: str | None) -> list[PartitionLag]:
-    if topic is not None and topic not in info.topics:
-        message = f"not done: group {info.group!r} does not read topic {topic!r}"
-        raise NotFoundError(message, code="unknown_topic")
-    return await find_lag(router, info.group_id, info.topics if topic is None else (topic,))

@@ -122,6 +122,11 @@ class GroupConsumerCore(ConsumerCore):
         return self.subscription.topics or tuple(sorted({topic for topic, _ in self.readers}))
 
     @property
+    def places(self) -> list[Place]:
+        """The topics and partitions that the application knows to be read, sorted: `on_assign` was called for them."""
+        return sorted(self.readers.keys() - self._unannounced.keys())
+
+    @property
     def view(self) -> MembershipView:
         """What the member knows of its membership."""
         return MembershipView() if self._membership is None else self._membership.view
@@ -217,7 +222,7 @@ class GroupConsumerCore(ConsumerCore):
         for reader in self.readers.values():
             reader.retire()
         await self._not_calling_back.wait()
-        await self._call_back(self._on_revoke, sorted(self.readers.keys() - self._unannounced.keys()))
+        await self._call_back(self._on_revoke, self.places)
         if is_committing and (self.group.commits_on_release or self.options.auto_commit_ms is not None):
             try:
                 await self.commit(self._router.deadline())

@@ -18,7 +18,7 @@ from quiver.access import AccessControl, Authenticator
 from quiver.access.audit import AuditedOperation
 from quiver.access.rules import deny, require, require_known, require_owner
 from quiver.errors import NotAllowedError, NotFoundError
-from quiver.gateway import access_contract, contract, queue_contract
+from quiver.gateway import access_contract, contract, group_contract, queue_contract
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.gateway.http.messages import REQUEST_ID
 from quiver.metadata import View
@@ -92,6 +92,18 @@ def _queue(permissions: Permissions, view: View, given: queue_contract.ReceiveBo
     require_owner(permissions, view.consumer(given.group), "consumer")
 
 
+def _group(verb: Verb) -> RouteRule:
+    def rule(permissions: Permissions, view: View, given: group_contract.GroupQuery) -> None:
+        row = view.consumer(given.group)
+        if row is None and not permissions.allows(verb, ResourceKind.CONSUMER, given.group):
+            raise NotFoundError(f"not done: unknown group {given.group!r}", code="unknown_group")
+        if row is None or row.owner != permissions.owner or not row.owner:
+            require(permissions, verb, ResourceKind.CONSUMER, given.group)
+
+    _VERBS[rule] = verb
+    return rule
+
+
 def _unknown(kind: str, id_: int) -> NotFoundError:
     """Return the error for a client whose owner is not known here; it may have registered at another node just now."""
     return NotFoundError(f"not done: unknown {kind} {id_}", code=f"unknown_{kind}")
@@ -120,6 +132,9 @@ ROUTE_RULES: dict[str, RouteRule] = {
     **dict.fromkeys(("produce", "produce_batch"), _produce),
     **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size"), _consume),
     **dict.fromkeys(("receive_jobs", "ack_jobs", "nack_jobs", "extend_jobs", "reject_jobs"), _queue),
+    "list_groups": _known,
+    **dict.fromkeys(("describe_group", "get_group_lag"), _group(Verb.READ)),
+    **dict.fromkeys(("reset_group", "delete_group"), _group(Verb.CONFIGURE)),
     **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),
     **dict.fromkeys(("list_users", "create_user", "change_user", "delete_user"), _ADMIN),
     **dict.fromkeys(("list_tokens", "create_token", "revoke_token"), _ADMIN),
@@ -180,7 +195,10 @@ class HttpAccess:
     def filter(
         self, permissions: Permissions, answer: contract.Answer | HttpResponse
     ) -> contract.Answer | HttpResponse:
-        """Return an answer without the topics that the caller may not see."""
+        """Return an answer without the topics and groups that the caller may not see."""
+        if isinstance(answer, group_contract.GroupsAnswer) and not permissions.allows(Verb.READ, ResourceKind.CLUSTER):
+            groups = [one for one in answer.groups if self._sees_group(permissions, one.group)]
+            return msgspec.structs.replace(answer, groups=groups)
         if isinstance(answer, contract.TopicsAnswer) and not permissions.is_admin:
             seen = [topic for topic in answer.topics if permissions.sees_topic(topic)]
             return msgspec.structs.replace(answer, topics=seen)
@@ -188,6 +206,11 @@ class HttpAccess:
             problems = [one for one in answer.problems if one.topic is None or permissions.sees_topic(one.topic)]
             return msgspec.structs.replace(answer, problems=problems)
         return answer
+
+    def _sees_group(self, permissions: Permissions, group: str) -> bool:
+        row = self._control.view().consumer(group)
+        is_own = row is not None and bool(row.owner) and row.owner == permissions.owner
+        return is_own or permissions.allows(Verb.READ, ResourceKind.CONSUMER, group)
 
 
 def request_id_of(request: HttpRequest | HttpHead) -> str:
@@ -212,7 +235,7 @@ def _describe(name: str, given: object, request: HttpRequest) -> AuditedOperatio
 
 def _describe_resource(given: object) -> str:
     """Return in a few words what a call is about, for the audit log; never a secret."""
-    for field in ("topic", "topic_name", "user", "role", "token_id", "subject", "id"):
+    for field in ("topic", "topic_name", "group", "user", "role", "token_id", "subject", "id"):
         value = getattr(given, field, None)
         if value is not None:
             return f"{field.removesuffix('_name')} {value}"

@@ -24,6 +24,7 @@ from quiver.gateway.application import RoutedApplication, RouteHandler
 from quiver.gateway.audit_topic import AuditTopic
 from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
 from quiver.gateway.consume_handlers import ConsumeHandlers
+from quiver.gateway.group_handlers import GroupHandlers
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
 from quiver.gateway.http_route import HttpRoute
@@ -290,4 +291,5 @@ class Gateway:
             "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
-        return handlers | self._queues.handlers() | AccessHandlers(router, timeout_ms=timeout_ms).handlers()
+        handlers |= self._queues.handlers() | GroupHandlers(router).handlers()
+        return handlers | AccessHandlers(router, timeout_ms=timeout_ms).handlers()

@@ -205,17 +205,28 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {str(status): _response(route, status) for status in statuses(route)},
     }
     in_path = {segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")}
+    fields = list(fields_of(route, schemas))
+    is_listed = route.method == "GET" or (route.method == "DELETE" and bool(in_path))
     listed = [
         {"name": name, "in": "path" if name in in_path else "query", "required": required, "schema": about}
-        for name, about, required in fields_of(route, schemas)
-        if name in in_path or route.method == "GET"
+        for name, about, required in fields
+        if name in in_path or is_listed
     ]
     if listed:
         operation["parameters"] = listed
-    elif route.parameters is not Parameters:
-        content = {"application/json": {"schema": _refer(route.parameters)}}
-        operation["requestBody"] = {"required": True, "content": content}
+    if not is_listed and len(fields) > len(listed):
+        schema = _body_without(in_path, fields) if listed else _refer(route.parameters)
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
+
+
+def _body_without(in_path: set[str], fields: list[tuple[str, dict[str, Any], bool]]) -> dict[str, Any]:
+    """Return the schema of a body next to parameters in the path, which it need not repeat."""
+    return {
+        "type": "object",
+        "properties": {name: about for name, about, _ in fields if name not in in_path},
+        "required": [name for name, _, required in fields if required and name not in in_path],
+    }
 
 
 def _response(route: HttpRoute, status: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from quiver.gateway import contract
 from quiver.gateway.access_routes import ACCESS_ROUTES
+from quiver.gateway.group_routes import GROUP_ROUTES
 from quiver.gateway.http_route import DATA_FAILURES, HTML, PROMETHEUS, WRITE_FAILURES, HttpRoute
 from quiver.gateway.queue_routes import QUEUE_ROUTES
 
@@ -147,6 +148,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.SizeAnswer,
         failures=(404, 422, 504),
     ),
+    *GROUP_ROUTES,
     *QUEUE_ROUTES,
     *ACCESS_ROUTES,
     HttpRoute(

@@ -1,0 +1,60 @@
+"""The routes of consumer groups; see `routes`."""
+
+from __future__ import annotations
+
+from quiver.gateway import group_contract
+from quiver.gateway.http_route import HttpRoute
+
+GROUP_ROUTES: tuple[HttpRoute, ...] = (
+    HttpRoute(
+        name="list_groups",
+        method="GET",
+        path="/groups",
+        section="Groups",
+        summary="List the consumer groups; a named consumer is a group of one.",
+        answer=group_contract.GroupsAnswer,
+    ),
+    HttpRoute(
+        name="describe_group",
+        method="GET",
+        path="/groups/{group}",
+        section="Groups",
+        summary="Describe a group: its members, their partitions with epochs, the last rebalance and its reason.",
+        parameters=group_contract.GroupQuery,
+        answer=group_contract.GroupAnswer,
+        failures=(404, 422),
+    ),
+    HttpRoute(
+        name="get_group_lag",
+        method="GET",
+        path="/groups/{group}/lag",
+        section="Groups",
+        summary="Count the messages that a group has not consumed yet, by partition.",
+        parameters=group_contract.GroupLagQuery,
+        answer=group_contract.GroupLagAnswer,
+        failures=(404, 422, 504),
+    ),
+    HttpRoute(
+        name="reset_group",
+        method="POST",
+        path="/groups/{group}/reset",
+        section="Groups",
+        summary="Move a group's cursors: give one of `to`, `offset`, `timestamp` and `shift`.",
+        parameters=group_contract.GroupResetBody,
+        answer=group_contract.GroupResetAnswer,
+        failures=(404, 409, 422, 504),
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="delete_group",
+        method="DELETE",
+        path="/groups/{group}",
+        section="Groups",
+        summary="Delete a group with its cursors.",
+        parameters=group_contract.GroupDeleteQuery,
+        failures=(404, 409, 422, 504),
+        changes=True,
+        is_signed=True,
+    ),
+)
