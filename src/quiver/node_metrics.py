@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from quiver.config import Settings
-from quiver.manager import ManagerStatus
+from quiver.manager import GroupsStatus, ManagerStatus
 from quiver.metadata.store import MetadataStatus
 from quiver.metrics import MetricFamily, counter, gauge, labelled
 from quiver.security.limits import QuotaLimits
@@ -108,6 +108,29 @@ def describe_manager(status: ManagerStatus) -> Iterable[MetricFamily]:
         gauge("quiver_manager_moves", "Replica moves in progress.", status.moves),
         gauge("quiver_manager_rebalancing", "Whether replicas are being rebalanced.", int(status.is_rebalancing)),
         gauge("quiver_manager_members", "Managers that vote.", len(status.members)),
+        *(() if status.groups is None else describe_consumer_groups(status.groups)),
+    )
+
+
+def describe_consumer_groups(status: GroupsStatus) -> Iterable[MetricFamily]:
+    """Return the metrics of the coordinator of consumer groups: totals, whatever the number of groups."""
+    return (
+        gauge("quiver_groups", "Consumer groups, work queues included.", status.groups),
+        gauge("quiver_group_members", "Members of consumer groups.", status.members),
+        gauge("quiver_group_assigned_partitions", "Partitions that members of groups own.", status.assigned),
+        gauge(
+            "quiver_group_unassigned_partitions",
+            "Partitions that members subscribe to and that no member owns.",
+            status.unassigned,
+        ),
+        gauge("quiver_group_revoking_partitions", "Partitions that members were asked to release.", status.revoking),
+        gauge("quiver_group_waiting_heartbeats", "Heartbeats that wait for a new assignment.", status.waiting),
+        labelled(
+            "quiver_group_rebalances_total",
+            "counter",
+            "How often this primary gave partitions to members of groups or took them, by reason.",
+            [((("reason", reason),), count) for reason, count in status.rebalances],
+        ),
     )
 
 

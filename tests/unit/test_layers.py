@@ -97,7 +97,7 @@ PURE_METADATA = (
     "state",
     "topics",
 )
-PURE_MANAGER = ("describe", "node_claims", "placement", "repairs")
+PURE_MANAGER = ("describe", "describe_groups", "group_plan", "node_claims", "placement", "repairs")
 PURE = (
     "record/",
     "raft/",

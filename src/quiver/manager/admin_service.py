@@ -16,14 +16,17 @@ from quiver.config import EncryptionSettings, ManagerSettings
 from quiver.errors import NotAllowedError
 from quiver.manager import describe
 from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
+from quiver.manager.describe_groups import describe_groups
+from quiver.manager.group_requests import GROUP_CHANGES, GroupChange, GroupRequestHandler
 from quiver.manager.node_claims import check_sender
 from quiver.manager.node_router import NodeRouter
-from quiver.metadata import MetadataStore
+from quiver.metadata import MetadataStore, NotPrimaryError
 from quiver.metadata.commands import decode_payload
 from quiver.security import PrincipalKind
 from quiver.security.certificates import Authority
 from quiver.security.tokens import Token, new_token
 from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
+from quiver.wire.group_messages import DescribeGroups
 from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
 from quiver.wire.requests import Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
@@ -48,6 +51,8 @@ class AdminService:
         self._router = router
         self._clock = clock
         self._settings = settings
+        self._heartbeats = heartbeats
+        self._groups = GroupRequestHandler(store, clock=clock)
         self._changes = ChangeHandler(
             store,
             clock=clock,
@@ -66,8 +71,13 @@ class AdminService:
             ListMoves: self._list_moves,
             ListManagers: self._list_managers,
             ListHolds: self._list_holds,
+            DescribeGroups: self._describe_groups,
         }
-        return reads | dict.fromkeys(get_args(ChangeRequest), self._change)
+        return (
+            reads
+            | dict.fromkeys(GROUP_CHANGES, self._change_group)
+            | dict.fromkeys(get_args(ChangeRequest), self._change)
+        )
 
     async def _get_metadata(self, caller: Caller, request: GetMetadata, payload: memoryview) -> Answer:
         if request.is_linearizable:
@@ -96,6 +106,23 @@ class AdminService:
 
     async def _list_holds(self, _: Caller, __: ListHolds, ___: memoryview) -> Answer:
         return describe.describe_holds(await self._store.read()), ()
+
+    async def _describe_groups(self, _: Caller, request: DescribeGroups, __: memoryview) -> Answer:
+        return describe_groups(await self._store.read(), request), ()
+
+    async def _change_group(self, caller: Caller, request: GroupChange, payload: memoryview) -> Answer:
+        return await self._router.forward(
+            request,
+            payload,
+            deadline_ms=caller.deadline_ms,
+            locally=partial(self._change_group_here, caller, request),
+            on_behalf_of="" if caller.principal.kind is PrincipalKind.NODE else caller.identity.on_behalf_of,
+        )
+
+    async def _change_group_here(self, caller: Caller, request: GroupChange) -> Answer:
+        if self._heartbeats is None:
+            raise NotPrimaryError("not done: this node is not a manager")
+        return await self._groups.carry_out(request, caller, self._heartbeats.groups), ()
 
     async def _read_current(self, request: GetMetadata) -> Answer:
         view = await self._store.read(linearizable=True)

@@ -34,6 +34,7 @@ from quiver.errors import (
 )
 from quiver.manager.access_changes import AccessChange, access_command, token_command
 from quiver.manager.describe import read_retention
+from quiver.manager.group_coordinator import GroupCoordinator
 from quiver.manager.manager_changes import add_manager, remove_manager
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
 from quiver.manager.upgrade import ClusterUpgrade
@@ -115,6 +116,15 @@ class HeartbeatHandler(Protocol):
     """The receiver of heartbeats on a manager."""
 
     upgrade: ClusterUpgrade
+
+    @property
+    def groups(self) -> GroupCoordinator:
+        """Return the coordinator of consumer groups.
+
+        Raises:
+            NotPrimaryError: not done; this manager is not the primary, or not yet.
+        """
+        ...
 
     async def handle_heartbeat(self, heartbeat: messages.BrokerHeartbeatRequest) -> bool:
         """Record a node's heartbeat; return whether the node is registered with this identity.

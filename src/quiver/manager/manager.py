@@ -1,4 +1,5 @@
-"""A manager: while it is the primary, it handles heartbeats, reconciles the cluster, and forms it the first time.
+"""A manager: while it is the primary, it handles heartbeats, reconciles the cluster, coordinates consumer groups, and
+forms the cluster the first time.
 
 `Manager` owns only the tasks of that work, which start and end with each term of leadership. A replica manager runs no
 tasks here: it votes, follows the log and is ready to take over.
@@ -22,6 +23,7 @@ from quiver.config import ManagerSettings
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.faults import supervise
 from quiver.logs import facts
+from quiver.manager.group_coordinator import GroupCoordinator, GroupsStatus
 from quiver.manager.liveness import Liveness
 from quiver.manager.repairs import plan_members, plan_repairs
 from quiver.manager.upgrade import ClusterUpgrade
@@ -120,6 +122,8 @@ class ManagerStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_rebalancing: bool
     members: tuple[NodeId, ...]
     """The managers that vote."""
+    groups: GroupsStatus | None = None
+    """Only the primary knows it."""
 
 
 class Manager:
@@ -132,6 +136,7 @@ class Manager:
         self._cluster_id = cluster_id
         self.upgrade = ClusterUpgrade(store, clock=clock, report_ms_max=settings.heartbeat_interval_ms)
         self._liveness: Liveness | None = None
+        self._groups: GroupCoordinator | None = None
         self._terms = 0
         self._work: asyncio.Task[None]
         self._tasks = asyncio.TaskGroup()
@@ -166,6 +171,17 @@ class Manager:
         if self._liveness is not None:
             self._liveness.expiry.note_alive(kind, id_)
 
+    @property
+    def groups(self) -> GroupCoordinator:
+        """Return the coordinator of consumer groups.
+
+        Raises:
+            NotPrimaryError: not done; this manager is not the primary, or not yet.
+        """
+        if self._groups is None:
+            raise NotPrimaryError("not done: this manager is not the primary", leader=self._store.primary)
+        return self._groups
+
     def full_nodes(self) -> tuple[NodeId, ...]:
         """Return the living brokers whose disk is nearly full; none unless this manager is the primary."""
         return () if self._liveness is None else self._liveness.full_nodes()
@@ -182,6 +198,7 @@ class Manager:
             moves=len(view.moves),
             is_rebalancing=view.counters.is_rebalancing,
             members=self._store.members.voters,
+            groups=None if self._groups is None else self._groups.status(),
         )
 
     # -- work ------------------------------------------------------------------------------------
@@ -202,17 +219,19 @@ class Manager:
                 await self._store.wait_primary(is_primary=False)
                 work.cancel()
         finally:
-            self._liveness = None
+            self._liveness = self._groups = None
             self.upgrade.forget()
 
     async def _serve(self) -> None:
         await self._form()
         self._liveness = Liveness(self._store, clock=self._clock, settings=self._settings)
+        self._groups = GroupCoordinator(self._store, clock=self._clock)
         reconciler = Reconciler(self._store, clock=self._clock, settings=self._settings)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._liveness.run())
             tasks.create_task(self._liveness.expiry.run())
             tasks.create_task(reconciler.run())
+            tasks.create_task(self._groups.run())
 
     async def _form(self) -> None:
         """Assign the cluster id if the cluster has none yet."""

@@ -180,8 +180,10 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topics: tuple[str, ...] = ()
     """The topics that the group is registered for."""
     version: int = 0
-    """Changes with every change of members or assignment."""
+    """Changes when members lose or get partitions."""
+    member_count: int = 0
     members: tuple[GroupMemberInfo, ...] = ()
+    """Empty if they were not asked for."""
     partitions: int = 0
     """Partitions that its members subscribe to."""
     unassigned: int = 0

@@ -1,0 +1,186 @@
+"""The primary's handler of requests of consumer groups; `group_coordinator` does what outlasts a request.
+
+Called only on a node that believes to be the primary. Joins, and changes by operators, are one command each; `apply`
+refuses what is invalid by stable code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never, get_args
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.errors import NotFoundError, OutOfRangeError
+from quiver.groups.settings import QueueSettings
+from quiver.manager.describe_groups import describe_assignment
+from quiver.manager.group_coordinator import GroupCoordinator
+from quiver.metadata import (
+    ConfigureGroupCommand,
+    DeleteGroupCommand,
+    GroupKind,
+    JoinGroupCommand,
+    MetadataStore,
+    RestartGroupCommand,
+    StartFrom,
+    TopicSelection,
+)
+from quiver.metadata.clients import OWNERS_LEVEL
+from quiver.model import Index
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.permissions import ResourceKind, Verb
+from quiver.wire.group_messages import (
+    HEARTBEAT_WAIT_MS_MAX,
+    HEARTBEATS_PER_TIMEOUT,
+    ConfigureGroup,
+    DeleteGroup,
+    GroupAssignment,
+    GroupConfigured,
+    GroupHeartbeat,
+    GroupJoined,
+    GroupRestarted,
+    JoinGroup,
+    LeaveGroup,
+    QueueSettingsChange,
+    RestartGroup,
+)
+from quiver.wire.requests import Done, Response
+from quiver.wire.serving import Caller
+
+GroupChange = JoinGroup | GroupHeartbeat | LeaveGroup | ConfigureGroup | DeleteGroup | RestartGroup
+"""Requests that only the primary serves."""
+GROUP_CHANGES: tuple[type[Any], ...] = get_args(GroupChange)
+
+
+class GroupRequestHandler:
+    """Carries out requests of groups on the primary."""
+
+    def __init__(self, store: MetadataStore, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def carry_out(self, request: GroupChange, caller: Caller, coordinator: GroupCoordinator) -> Response:
+        """Carry out a request; raises as `MetadataStore.submit` and `GroupCoordinator` do."""
+        identity = caller.identity
+        match request:
+            case GroupHeartbeat():
+                wait_ms = min(request.wait_ms, HEARTBEAT_WAIT_MS_MAX, caller.wait_ms(self._clock.monotonic_ms()))
+                return await self._heartbeat(request, identity, coordinator, wait_ms=wait_ms)
+            case JoinGroup():
+                return await self._join(request, identity, coordinator)
+            case LeaveGroup():
+                await coordinator.handle_leave((request.group_id, request.member_id))
+                return Done(index=self._index)
+            case ConfigureGroup():
+                return await self._configure(request, identity)
+            case DeleteGroup():
+                await self._store.submit(
+                    DeleteGroupCommand(
+                        now_ms=self._clock.wall_ms(),
+                        principal=self._asker(identity),
+                        group=request.group,
+                        is_forced=request.is_forced,
+                    )
+                )
+                return Done(index=self._index)
+            case RestartGroup():
+                return await self._restart(request, identity)
+            case _:
+                assert_never(request)
+
+    async def _heartbeat(
+        self, request: GroupHeartbeat, identity: ConnectionIdentity, coordinator: GroupCoordinator, *, wait_ms: float
+    ) -> GroupAssignment:
+        view, member = await coordinator.handle_heartbeat(request, identity, wait_ms=wait_ms)
+        return describe_assignment(view, member)
+
+    async def _join(
+        self, request: JoinGroup, identity: ConnectionIdentity, coordinator: GroupCoordinator
+    ) -> GroupJoined:
+        registered = await self._store.submit(
+            JoinGroupCommand(
+                now_ms=self._clock.wall_ms(),
+                principal=self._asker(identity),
+                group=request.group,
+                member_id=request.member_id,
+                topics=_selections(request.topics),
+                pattern=request.pattern,
+                instance=request.instance,
+                rack=request.rack,
+                session_timeout_ms=request.session_timeout_ms,
+                start=StartFrom(request.start),
+                group_kind=GroupKind(request.kind),
+                client=request.client,
+                takes_over=self._may_take_over(identity, request.group),
+            )
+        )
+        group_id = registered.consumer_id
+        heartbeat_ms = 0
+        if request.kind == "stream":
+            heartbeat_ms = request.session_timeout_ms // HEARTBEATS_PER_TIMEOUT
+            coordinator.handle_joined((group_id, request.member_id), identity)
+        return GroupJoined(group_id=group_id, index=self._index, heartbeat_ms=heartbeat_ms)
+
+    async def _configure(self, request: ConfigureGroup, identity: ConnectionIdentity) -> GroupConfigured:
+        configured = await self._store.submit(
+            ConfigureGroupCommand(
+                now_ms=self._clock.wall_ms(),
+                principal=self._asker(identity),
+                group=request.group,
+                topics=_selections(request.topics),
+                start=StartFrom(request.start),
+                group_kind=None if request.kind is None else GroupKind(request.kind),
+                settings=self._new_settings(request.group, request.settings),
+                takes_over=self._may_take_over(identity, request.group),
+            )
+        )
+        return GroupConfigured(group_id=configured.consumer_id, index=self._index)
+
+    def _new_settings(self, name: str, change: QueueSettingsChange) -> QueueSettings | None:
+        """Return the settings of a queue with a change; None if nothing changes.
+
+        Raises:
+            OutOfRangeError: not done; a setting is out of its range.
+        """
+        given = {key: value for key, value in msgspec.structs.asdict(change).items() if value is not None}
+        if not given:
+            return None
+        view = self._store.view()
+        consumer = view.consumer(name)
+        group = None if consumer is None else view.consumer_groups.get(consumer.consumer_id)
+        known = QueueSettings() if group is None else group.settings
+        try:
+            return msgspec.convert(msgspec.structs.asdict(known) | given, QueueSettings)
+        except msgspec.ValidationError as error:
+            raise OutOfRangeError(
+                f"not done: a setting of the queue is out of range: {error}", code="bad_group"
+            ) from None
+
+    async def _restart(self, request: RestartGroup, identity: ConnectionIdentity) -> GroupRestarted:
+        if self._store.view().consumer(request.group) is None:
+            raise NotFoundError(f"not done: unknown group {request.group!r}", code="unknown_group")
+        restarted = await self._store.submit(
+            RestartGroupCommand(
+                now_ms=self._clock.wall_ms(),
+                principal=self._asker(identity),
+                group=request.group,
+                pause_ms=request.pause_ms,
+            )
+        )
+        return GroupRestarted(group_id=restarted.group_id, session=restarted.session, index=self._index)
+
+    def _asker(self, identity: ConnectionIdentity) -> str:
+        return identity.owner if self._store.feature_level >= OWNERS_LEVEL else ""
+
+    def _may_take_over(self, identity: ConnectionIdentity, name: str) -> bool:
+        """Return whether somebody may use a group although another one owns it."""
+        return identity.allows(Verb.CONFIGURE, ResourceKind.CONSUMER, name)
+
+    @property
+    def _index(self) -> Index:
+        """Return an index that covers everything submitted so far."""
+        return self._store.applied_index
+
+
+def _selections(topics: tuple[str, ...]) -> tuple[TopicSelection, ...]:
+    return tuple(TopicSelection(topic) for topic in topics)
