@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from quiver.broker.client_removals import ClientRemovals
+from quiver.broker.dead_letters import DeadLetterMover
 from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
 from quiver.broker.leader_balancer import LeaderBalancer
@@ -126,6 +127,7 @@ class Broker:
             node, table=self._table, store=store, router=router, clock=clock, request_report=report_soon
         )
         self._balancer = self._make_balancer()
+        self._dead_letters = DeadLetterMover(self._table, store, router, clock)
         self._requests = BrokerRequests(
             self._table,
             store.view,
@@ -162,6 +164,7 @@ class Broker:
             self._heartbeats,
             self._membership,
             self._balancer,
+            self._dead_letters,
         ):
             self._running.append(self._tasks.create_task(supervise(type(part).__name__, part.run, self._rng)))
         return self

@@ -6,10 +6,14 @@ lease that was granted earlier keeps its deadline.
 
 from __future__ import annotations
 
+import re
+import zlib
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from quiver.model import TOPIC_NAME_LENGTH_MAX
 
 LEASE_MS_MAX = 12 * 3_600_000
 """Longest lease, also after it was extended: a record of a worker that is gone comes back within this time."""
@@ -18,6 +22,8 @@ DELAY_MS_MAX = 366 * 24 * 3_600_000
 IN_FLIGHT_MAX = 100_000
 """Highest `in_flight_max`: the state of a partition has room for it whatever the order of acknowledgements is."""
 MULTIPLIER_MAX = 100.0
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 QueueOrder = Literal["offset", "key"]
 
@@ -44,16 +50,23 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def retry_delay_ms(self, attempt: int) -> int:
         """Return the delay before the next delivery of a record that was delivered `attempt` times."""
-        delay_ms = float(self.backoff_ms)
-        for _ in range(attempt - 1):
-            if delay_ms >= self.backoff_max_ms:
-                break
-            delay_ms *= self.backoff_multiplier
-            if self.backoff_multiplier == 1.0:
-                break
+        try:
+            delay_ms = self.backoff_ms * self.backoff_multiplier ** (attempt - 1)
+        except OverflowError:
+            delay_ms = self.backoff_max_ms if self.backoff_ms else 0
         return int(min(delay_ms, self.backoff_max_ms))
 
 
 def dead_letter_topic_of(settings: QueueSettings, *, topic: str, group: str) -> str:
-    """Return the topic that gets a queue's dead letters."""
-    return settings.dead_letter_topic or f"{topic}.{group}.dead"
+    """Return the topic that gets a queue's dead letters.
+
+    By default it is `{topic}.{group}.dead`. Characters of the group's name that a topic's name cannot have become `_`,
+    and a name that is too long is cut and gets a checksum.
+    """
+    if settings.dead_letter_topic:
+        return settings.dead_letter_topic
+    name = _NOT_IN_NAMES.sub("_", f"{topic}.{group}.dead")
+    if len(name) > TOPIC_NAME_LENGTH_MAX:
+        ending = f".{zlib.crc32(name.encode()):08x}.dead"
+        name = name[: TOPIC_NAME_LENGTH_MAX - len(ending)] + ending
+    return name

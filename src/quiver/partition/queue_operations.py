@@ -64,12 +64,12 @@ class DeadRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeadTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where dead letters go: `producer_id` sends the one with sequence `base + n` as its n-th record."""
+    """Where dead letters go: `producer_id` sends the one with sequence `base + n` as its record with sequence `n`."""
 
     topic_id: TopicId
     partition_id: PartitionId
     producer_id: ProducerId
-    base: Number
+    base: Annotated[int, Meta(ge=-POSITION_MAX, le=POSITION_MAX)]
 
 
 class QueueHead(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,0 +1,227 @@
+"""Work queues of a whole cluster: failovers between lease and acknowledgement, refusals, and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import msgspec
+import pytest
+from broker_cluster import Cluster, simulate
+
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError
+from quiver.metadata import RegisterConsumerCommand, TopicSelection
+from quiver.model import ConsumerId, Offset, PartitionId, TopicId
+from quiver.record import Batch, Record
+from quiver.wire.messages import Consume, Fetch, GetCursors
+from quiver.wire.queue_messages import (
+    GetQueue,
+    QueueReceive,
+    QueueReceived,
+    QueueReject,
+    QueueSettle,
+    QueueSettled,
+    ReceiptRange,
+    decode_queue_records,
+)
+
+P0 = PartitionId(0)
+DEAD_TOPIC = "logs.workers.dead"
+
+
+class Queue:
+    """The work queue of a topic's only partition."""
+
+    def __init__(self, cluster: Cluster, topic_id: TopicId, group_id: ConsumerId) -> None:
+        self.cluster = cluster
+        self.topic_id = topic_id
+        self.group_id = group_id
+
+    @classmethod
+    async def open(cls, cluster: Cluster) -> Queue:
+        topic_id = await cluster.create_topic()
+        command = RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs"),), request_id="workers")
+        return cls(cluster, topic_id, (await cluster.submit(command)).consumer_id)
+
+    async def receive(
+        self, records_max: int = 10, *, lease_ms: int = 2_000, wait_ms: int = 0
+    ) -> tuple[QueueReceived, list[bytes | None]]:
+        request = QueueReceive(
+            topic_id=self.topic_id,
+            partition_id=P0,
+            group_id=self.group_id,
+            records_max=records_max,
+            lease_ms=lease_ms,
+            wait_ms=wait_ms,
+            known_index=self.cluster.known_index,
+        )
+        received, payload = await self.cluster.ask_leader(self.topic_id, request)
+        return received, [one.value for one in decode_queue_records(payload)] if received.leases else []
+
+    async def settle(self, **fields: object) -> QueueSettled:
+        request = msgspec.structs.replace(
+            QueueSettle(topic_id=self.topic_id, partition_id=P0, group_id=self.group_id),
+            known_index=self.cluster.known_index,
+            **fields,
+        )
+        return (await self.cluster.ask_leader(self.topic_id, request))[0]
+
+    async def cursor(self) -> Offset:
+        request = GetCursors(topic_id=self.topic_id, partition_id=P0, consumer_ids=(self.group_id,))
+        return (await self.cluster.ask_leader(self.topic_id, request))[0].cursors[0]
+
+    async def kill_leader(self) -> None:
+        (await self.cluster.wait_leader(self.topic_id)).kill()
+        self.cluster.start_all()
+
+
+def ranges(received: QueueReceived) -> tuple[ReceiptRange, ...]:
+    return tuple(ReceiptRange(one.first, one.count, received.grant) for one in received.leases)
+
+
+def test_every_record_is_worked_on_and_no_acknowledged_one_again_across_failovers() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        sent = [b"%d" % number for number in range(60)]
+        for first in range(0, 60, 20):
+            await cluster.produce(queue.topic_id, *sent[first : first + 20])
+        acknowledged: Counter[bytes | None] = Counter()
+        rounds = 0
+        while len(acknowledged) < len(sent):
+            received, values = await queue.receive(7, wait_ms=1_000)
+            rounds += 1
+            assert not acknowledged.keys() & set(values)
+            if rounds % 3 == 0:
+                await queue.kill_leader()  # what it received is lost, or not: it comes back
+                continue
+            if rounds % 4 == 0:
+                await queue.kill_leader()  # receipts are good at the next leader
+            if (await queue.settle(acks=ranges(received))).stale == ():
+                acknowledged.update(values)
+        assert acknowledged == Counter(sent)
+        assert await queue.cursor() == 60
+        assert (await queue.receive())[0].stall == "empty"
+
+    simulate(test, is_managed=True)
+
+
+def test_replicas_have_the_same_windows() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        await cluster.produce(queue.topic_id, *(b"%d" % number for number in range(30)))
+        received, _ = await queue.receive(20)
+        await queue.settle(
+            acks=(ReceiptRange(3, 5, received.grant),), rejects=(QueueReject(9, 2, received.grant, "x"),)
+        )
+        await cluster.wait_equal(queue.topic_id, 1, 2, 3)
+
+        def snapshots() -> set[bytes]:
+            brokers = [node.broker for node in cluster.up]
+            replicas = [broker._table.get((queue.topic_id, P0)) for broker in brokers if broker is not None]
+            return {one.replica.state.snapshot() for one in replicas if one is not None and one.replica is not None}
+
+        await cluster.wait(lambda: len(snapshots()) == 1 or None)
+
+    simulate(test, is_managed=True)
+
+
+def test_unknown_groups_and_partitions_are_refused() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        unknown = Queue(cluster, queue.topic_id, ConsumerId(99))
+        with pytest.raises(NotFoundError, match="register again"):
+            await unknown.receive()
+        await cluster.create_topic("other")
+        command = RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("other"),), request_id="elsewhere")
+        stranger = Queue(cluster, queue.topic_id, (await cluster.submit(command)).consumer_id)
+        with pytest.raises(NotAllowedError, match="not registered"):
+            await stranger.settle(acks=(ReceiptRange(0, 1, 1),))
+        await cluster.produce(queue.topic_id, b"a")
+        await queue.receive()
+        consume = Consume(
+            topic_id=queue.topic_id, partition_id=P0, consumer_id=queue.group_id, known_index=cluster.known_index
+        )
+        with pytest.raises(ConflictError, match="work queue"):
+            await cluster.ask_leader(queue.topic_id, consume)
+        found, _ = await cluster.ask_leader(
+            queue.topic_id, GetQueue(topic_id=queue.topic_id, partition_id=P0, group_id=queue.group_id)
+        )
+        assert (found.leased, found.ready, found.in_flight_max, found.stall) == (1, 0, 10_000, "empty")
+
+    simulate(test, is_managed=True)
+
+
+# -- dead letters -----------------------------------------------------------------------------------------
+
+
+async def read_dead(cluster: Cluster) -> list[Record]:
+    topic = cluster.view().topic(DEAD_TOPIC)
+    if topic is None:
+        return []
+    records: list[Record] = []
+    while True:
+        offset = Offset(len(records))
+        request = Fetch(topic_id=topic.topic_id, partition_id=P0, offset=offset, known_index=cluster.known_index)
+        fetched, payload = await cluster.ask_leader(topic.topic_id, request)
+        while payload:
+            batch = Batch.decode(payload)
+            records += batch.records()
+            payload = payload[batch.header.batch_bytes :]
+        if len(records) >= fetched.end_offset:
+            return records
+
+
+async def wait_moved(queue: Queue, offset: int) -> list[Record]:
+    """Wait until every record below an offset is acknowledged or moved; return the dead letters."""
+    while True:
+        if await queue.cursor() >= offset:
+            return await read_dead(queue.cluster)
+        await asyncio.sleep(0.2)
+
+
+def test_rejected_record_is_moved_with_its_history() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        await cluster.produce(queue.topic_id, b"a", b"b", b"c")
+        received, _ = await queue.receive()
+        await queue.settle(
+            acks=(ReceiptRange(0, 1, received.grant), ReceiptRange(2, 1, received.grant)),
+            rejects=(QueueReject(1, 1, received.grant, "no such user"),),
+        )
+        (dead,) = await wait_moved(queue, 3)
+        headers = dict(dead.headers)
+        assert dead.value == b"b"
+        assert headers.pop("quiver-dead-time")
+        assert headers == {
+            "quiver-dead-topic": b"logs",
+            "quiver-dead-partition": b"0",
+            "quiver-dead-offset": b"1",
+            "quiver-dead-group": b"workers",
+            "quiver-dead-attempts": b"1",
+            "quiver-dead-reason": b"no such user",
+        }
+
+    simulate(test, is_managed=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_dead_record_is_moved_once_across_failovers(seed: int) -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        sent = [b"%d" % number for number in range(30)]
+        await cluster.produce(queue.topic_id, *sent)
+        for number in range(6):
+            received, _ = await queue.receive(5, lease_ms=60_000, wait_ms=2_000)
+            rejects = tuple(QueueReject(one.first, one.count, received.grant, "bad") for one in received.leases)
+            await queue.settle(rejects=rejects)
+            await asyncio.sleep(cluster.streams.stream("test").random())
+            if number % 2:
+                await queue.kill_leader()
+            dead_topic = cluster.view().topic(DEAD_TOPIC)
+            if dead_topic is not None and number % 3 == 2:
+                (await cluster.wait_leader(dead_topic.topic_id)).kill()
+                cluster.start_all()
+        dead = await wait_moved(queue, 30)
+        assert sorted(one.value or b"" for one in dead) == sorted(sent)
+
+    simulate(test, is_managed=True, seed=seed)
