@@ -122,10 +122,7 @@ class Broker:
             is_full=lambda: self._space.is_full,
             on_failure=replicator.fail,
         )
-        report_soon = self._heartbeats.send_soon
-        self._membership = MembershipReconciler(
-            node, table=self._table, store=store, router=router, clock=clock, request_report=report_soon
-        )
+        self._membership = self._make_membership(router)
         self._balancer = self._make_balancer()
         self._dead_letters = DeadLetterMover(self._table, store, router, clock)
         self._requests = BrokerRequests(
@@ -139,6 +136,16 @@ class Broker:
         )
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []
+
+    def _make_membership(self, router: NodeRouter) -> MembershipReconciler:
+        return MembershipReconciler(
+            self._node,
+            table=self._table,
+            store=self._store,
+            router=router,
+            clock=self._clock,
+            request_report=self._heartbeats.send_soon,
+        )
 
     def _make_balancer(self) -> LeaderBalancer:
         return LeaderBalancer(
