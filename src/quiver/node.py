@@ -92,7 +92,10 @@ TRANSFER_TIMEOUT_MS = 1_000
 class Node:
     """One node of a cluster. Use as ``async with``."""
 
-    def __init__(self, settings: Settings, environment: Environment) -> None:
+    def __init__(
+        self, settings: Settings, environment: Environment, *, setting_sources: Mapping[str, str] | None = None
+    ) -> None:
+        self._setting_sources = dict(setting_sources or {})  # what set them, for people
         self.id = NodeId(settings.node.id)
         self._settings = settings
         self._environment = environment
@@ -433,6 +436,8 @@ class Node:
             metrics = tuple(await self._collect_metrics(described))
             now_ms = self._environment.clock.wall_ms()
             described = msgspec.structs.replace(described, metrics=metrics, now_ms=now_ms)
+        if request.with_history and self._gateway is not None:
+            described = msgspec.structs.replace(described, history=self._gateway.history())
         return described, ()
 
     async def _collect_metrics(self, described: NodeDescribed) -> list[MetricFamily]:
@@ -478,6 +483,7 @@ class Node:
             lags=self._broker.describe_lags() if request.with_lags else (),
             holds=len(view.holds),
             settings=list_shared(self._settings) if request.with_settings else {},
+            setting_sources=self._setting_sources if request.with_settings else {},
             level_max=self._store.level_max,
             database_outage=status.outage or "",
             security_mode=self._environment.mode.value,

@@ -16,12 +16,15 @@ from quiver.config import load_settings
 from quiver.config.security import list_exposed
 from quiver.errors import ConfigError
 from quiver.gateway.hosts import HostNames
+from quiver.gateway.http_route import EVENT_STREAM
 from quiver.gateway.routes import ROUTES
 from quiver.testing import LocalCluster
 from quiver.testing.local_cluster import _free_ports
 
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"
 PATIENCE_S = 60
+PATHS = tuple(route.path for route in ROUTES if route.method == "GET" and route.content_type != EVENT_STREAM)
+"""All that a browser can get, but for what never ends."""
 
 
 class Node:
@@ -128,7 +131,7 @@ def test_version_is_in_status_and_metrics_and_nowhere_else(node: Node) -> None:
     version = quiver.__version__.encode()
     shown = set()
     for address in (node.address, node.admin):
-        for path in ("/nothing", *(route.path for route in ROUTES if route.method == "GET")):
+        for path in ("/nothing", *PATHS):
             _, headers, body = node.ask("GET", path, address=address)
             if version in str(headers).encode() + body:
                 shown.add(path)
@@ -137,7 +140,7 @@ def test_version_is_in_status_and_metrics_and_nowhere_else(node: Node) -> None:
 
 def test_every_answer_says_what_it_is_and_text_in_which_charset(node: Node) -> None:
     for address in (node.address, node.admin):
-        for path in ("/nothing", *(route.path for route in ROUTES if route.method == "GET")):
+        for path in ("/nothing", *PATHS):
             _, headers, body = node.ask("GET", path, address=address)
             kind = headers["Content-Type"]
             assert (kind is None) == (not body), path
@@ -153,13 +156,44 @@ def test_methods_that_nothing_has_are_refused(node: Node, method: str) -> None:
 
 
 def test_pages_may_load_run_and_be_framed_by_nothing(node: Node) -> None:
-    for address, path in ((node.admin, "/docs"), (node.address, "/")):
-        status, headers, body = node.ask("GET", path, address=address, Accept="text/html")
-        assert status == 200
-        assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
-        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-        assert headers["Referrer-Policy"] == "no-referrer"
-        assert b"<script" not in body
+    status, headers, body = node.ask("GET", "/docs", address=node.admin, Accept="text/html")
+    assert status == 200
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert b"<script" not in body
+
+
+def test_console_runs_its_own_files_alone_and_calls_nodes_alone(node: Node) -> None:
+    status, headers, body = node.ask("GET", "/", Accept="text/html")
+    assert (status, headers["Location"], body) == (302, "/console", b"")
+    status, headers, body = node.ask("GET", "/console", Accept="text/html")
+    assert status == 200
+    policy = dict(one.split(" ", 1) for one in headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["img-src"] == "'self'"
+    assert policy["connect-src"] == f"'self' http://{node.address}"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert b"style=" not in body
+    assert body.count(b"<script") == body.count(b'<script type="module" src="/console/')
+
+
+def test_pages_of_nodes_of_the_cluster_may_call_and_those_of_others_may_not(node: Node) -> None:
+    own = f"http://{node.address}"
+    for origin in (own, own.replace("127.0.0.1", "localhost")):
+        status, headers, _ = node.ask("OPTIONS", "/topics", Origin=origin, Host="127.0.0.1:1")
+        assert (status, headers["Access-Control-Allow-Origin"]) == (204, origin)
+        assert headers["Access-Control-Allow-Credentials"] is None
+        status, headers, _ = node.ask("GET", "/topics", Origin=origin, Host="127.0.0.1:1", Sec_Fetch_Site="same-site")
+        assert (status, headers["Access-Control-Allow-Origin"], headers["Vary"]) == (200, origin, "Origin")
+        status, headers, _ = node.ask("POST", "/topics", {}, Origin=origin, Host="127.0.0.1:1")
+        assert (status, headers["Access-Control-Allow-Origin"]) == (400, origin), "it came as far as the missing name"
+    assert node.ask("OPTIONS", "/topics", Origin=own.replace("http:", "https:"))[0] == 405
+    for origin in ("http://evil.example", "http://127.0.0.1:1", "null", own + "0"):
+        status, headers, _ = node.ask("OPTIONS", "/topics", Origin=origin)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (405, None)
+        assert node.ask("POST", "/topics", {"topic_name": "x"}, Origin=origin)[0] == 403
+        assert node.ask("GET", "/topics", Origin=origin)[1]["Access-Control-Allow-Origin"] is None
 
 
 def test_version_is_told_by_status_alone(node: Node) -> None:

@@ -113,6 +113,7 @@ IMPURE_LAYERS = frozenset(("logs",))
 
 MAY_OPEN_FILES = (
     "contexts.py",
+    "gateway/console/assets.py",  # files of the package itself
     "security/",
     "storage/",
     "process.py",

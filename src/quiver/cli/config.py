@@ -16,7 +16,7 @@ import msgspec
 
 from quiver.cli.options import json_option
 from quiver.cli.output import print_json, print_table
-from quiver.config import KIB, MIB, Setting, Settings, all_settings, load_settings, redact
+from quiver.config import KIB, MIB, Setting, Settings, all_settings, find_sources, load_settings, redact
 
 PRIVATE_UMASK = 0o077
 """Of processes that make files of nodes: the files are their user's alone, also those that libraries make."""
@@ -76,13 +76,24 @@ def settings_from(options: dict[str, str | None]) -> Settings:
     Raises:
         ConfigError: a key is unknown or a value is not allowed.
     """
+    text, flags = _read_given(options)
+    return load_settings(text, environment=os.environ, flags=flags)
+
+
+def sources_from(options: dict[str, str | None]) -> dict[str, str]:
+    """Return what set each setting that is not left at its default."""
+    text, flags = _read_given(options)
+    return find_sources(text, environment=os.environ, flags=flags)
+
+
+def _read_given(options: dict[str, str | None]) -> tuple[str, dict[str, str]]:
+    """Return the text of the settings file, and the flags that were given."""
     text = ""
     if path := options["settings_file"]:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     given = {setting.key: options[parameter_of(setting)] for setting in all_settings()}
-    flags = {key: value for key, value in given.items() if value is not None}
-    return load_settings(text, environment=os.environ, flags=flags)
+    return text, {key: value for key, value in given.items() if value is not None}
 
 
 def parse_settings(arguments: Sequence[str]) -> Settings:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 
 import click
 
-from quiver.cli.config import PRIVATE_UMASK, insecure_option, settings_from, settings_options
+from quiver.cli.config import PRIVATE_UMASK, insecure_option, settings_from, settings_options, sources_from
 from quiver.cli.output import report_error
 from quiver.config import Settings, decide_mode
 from quiver.config.descriptors import fit_to_descriptors
@@ -61,7 +61,7 @@ def node(*, with_parent: bool, insecure: bool, **options: str | None) -> None:
         # Not `except*`: before Python 3.11.4, it wraps what is raised inside it into a group.
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(_run(settings, with_parent=with_parent))
+                runner.run(_run(settings, sources_from(options), with_parent=with_parent))
         except Exception as error:
             cause = find_cause(error)  # one error ends several tasks, which report it as a group
             if not isinstance(cause, QuiverError | OSError):
@@ -109,7 +109,7 @@ def _tune_garbage_collector() -> None:
     gc.set_threshold(10_000, 10, 50)
 
 
-async def _run(settings: Settings, *, with_parent: bool) -> None:
+async def _run(settings: Settings, sources: dict[str, str], *, with_parent: bool) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -119,7 +119,7 @@ async def _run(settings: Settings, *, with_parent: bool) -> None:
     async with SystemEnvironment(settings) as environment:
         if settings.tls.is_enabled:  # otherwise it ends the process, as when a terminal closes
             loop.add_signal_handler(signal.SIGHUP, environment.certificates.reload_now)
-        node, is_running = Node(settings, environment), False
+        node, is_running = Node(settings, environment, setting_sources=sources), False
         try:
             loop.set_exception_handler(lambda _, context: node.handle_escaped(context))
             async with node:

@@ -174,7 +174,7 @@ async def find_lag(router: Router, consumer_id: ConsumerId, topics: Iterable[str
     return [lag for lag in found if lag is not None]
 
 
-async def reset_cursors(
+async def plan_reset(
     router: Router,
     consumer_id: ConsumerId,
     topic: str,
@@ -182,8 +182,8 @@ async def reset_cursors(
     *,
     is_timestamp: bool,
     partitions: Sequence[PartitionId],
-) -> None:
-    """Set a consumer's cursors in some partitions of a topic, or in all that it is registered for.
+) -> list[tuple[PartitionLag, Offset]]:
+    """Return where a consumer is in some partitions of a topic, or in all of its own, and where a reset would set it.
 
     Raises:
         NotAllowedError: it is not registered for one of `partitions`; no cursor was moved.
@@ -197,13 +197,28 @@ async def reset_cursors(
         if lag is None and partitions:
             message = f"not done: consumer {consumer_id} is not registered for partition {partition} of topic {topic!r}"
             raise NotAllowedError(message, code="not_registered")
-    targets = [
-        (lag.partition, await _resolve_target(router, lag, target, is_timestamp=is_timestamp))
-        for lag in lags
-        if lag is not None
+    return [
+        (lag, await _resolve_target(router, lag, target, is_timestamp=is_timestamp)) for lag in lags if lag is not None
     ]
+
+
+async def reset_cursors(
+    router: Router,
+    consumer_id: ConsumerId,
+    topic: str,
+    target: int | str,
+    *,
+    is_timestamp: bool,
+    partitions: Sequence[PartitionId],
+) -> list[tuple[PartitionLag, Offset]]:
+    """Set a consumer's cursors in some partitions of a topic, or in all of its own; return where it was and is.
+
+    Raises as `plan_reset` does; no cursor was moved then.
+    """
+    plan = await plan_reset(router, consumer_id, topic, target, is_timestamp=is_timestamp, partitions=partitions)
     cursors = ConsumerCursors(router, topic, consumer_id)
-    await gather_first_error(cursors.move(partition, to, deadline=router.deadline()) for partition, to in targets)
+    await gather_first_error(cursors.move(lag.partition, to, deadline=router.deadline()) for lag, to in plan)
+    return plan
 
 
 async def _partitions_of(router: Router, topic: str) -> list[PartitionId]:

@@ -96,6 +96,19 @@ def load_settings(
         raise ConfigError(f"settings: {error}; docs/operations/configuration.md lists the allowed values") from None
 
 
+def find_sources(
+    toml: str = "", *, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what set each setting that `load_settings` does not leave at its default."""
+    sources = {f"{section}.{name}": "file" for section, table in _parse_toml(toml).items() for name in table}
+    for setting in all_settings():
+        if setting.environment_variable in (environment or {}):
+            sources[setting.key] = f"environment ({setting.environment_variable})"
+        if setting.key in (flags or {}):
+            sources[setting.key] = f"flag ({setting.flag})"
+    return sources
+
+
 def _parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)

@@ -19,6 +19,7 @@ from quiver.access.audit import AuditedOperation
 from quiver.access.rules import deny, require, require_known, require_owner
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract, group_contract, queue_contract
+from quiver.gateway.console import contract as console_contract
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.gateway.http.messages import REQUEST_ID
 from quiver.metadata import View
@@ -29,6 +30,12 @@ from quiver.security.permissions import Permissions, ResourceKind, Verb
 
 RouteRule = Callable[[Permissions, View, Any], None]
 """Raise `NotAllowedError` unless a call is allowed."""
+FILTERED = (
+    console_contract.TopicSummariesAnswer,
+    console_contract.DeletedTopicsAnswer,
+    console_contract.HoldsAnswer,
+)
+"""Answers with a list of items that each belong to a topic."""
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=-]{1,64}")
 """What is repeated of a request id."""
 
@@ -121,20 +128,26 @@ _VERBS[_seen_topic] = _VERBS[_consume] = _VERBS[_queue] = Verb.READ
 _VERBS[_test_access] = Verb.ADMIN
 _ADMIN = _cluster(Verb.ADMIN)
 ROUTE_RULES: dict[str, RouteRule] = {
-    **dict.fromkeys(("welcome", "openapi", "docs", "healthz", "livez", "readyz"), _public),
-    **dict.fromkeys(("status", "get_metadata", "list_topics"), _known),
+    **dict.fromkeys(("welcome", "openapi", "docs", "healthz", "livez", "readyz", "console", "console_file"), _public),
+    **dict.fromkeys(("status", "get_metadata", "list_topics", "list_deleted_topics", "list_holds"), _known),
+    **dict.fromkeys(("console_session", "console_topics"), _known),
     **dict.fromkeys(("health", "list_brokers", "list_managers", "metrics"), _cluster(Verb.READ)),
+    **dict.fromkeys(("list_consumers", "describe_consumer"), _cluster(Verb.READ)),
+    **dict.fromkeys(("console_events", "list_events", "list_settings"), _cluster(Verb.READ)),
     **dict.fromkeys(("describe_topic", "list_partitions"), _seen_topic),
-    "explain": _topic(Verb.READ),
+    **dict.fromkeys(("explain", "browse_records"), _topic(Verb.READ)),
+    "configure_topic": _topic(Verb.CONFIGURE),
+    "restore_topic": _topic(Verb.DELETE),
     "create_topic": _create_topic,
     "delete_topic": _topic(Verb.DELETE),
     "register_producer": _topic(Verb.WRITE),
     **dict.fromkeys(("produce", "produce_batch"), _produce),
-    **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size"), _consume),
+    **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size", "reset_consumer"), _consume),
     **dict.fromkeys(("receive_jobs", "ack_jobs", "nack_jobs", "extend_jobs", "reject_jobs"), _queue),
     "list_groups": _known,
     **dict.fromkeys(("describe_group", "get_group_lag"), _group(Verb.READ)),
     **dict.fromkeys(("reset_group", "delete_group"), _group(Verb.CONFIGURE)),
+    **dict.fromkeys(("undrain_broker", "rebalance"), _ADMIN),
     **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),
     **dict.fromkeys(("list_users", "create_user", "change_user", "delete_user"), _ADMIN),
     **dict.fromkeys(("list_tokens", "create_token", "revoke_token"), _ADMIN),
@@ -202,6 +215,10 @@ class HttpAccess:
         if isinstance(answer, contract.TopicsAnswer) and not permissions.is_admin:
             seen = [topic for topic in answer.topics if permissions.sees_topic(topic)]
             return msgspec.structs.replace(answer, topics=seen)
+        if isinstance(answer, FILTERED) and not permissions.is_admin:
+            field = "holds" if isinstance(answer, console_contract.HoldsAnswer) else "topics"
+            shown = [one for one in getattr(answer, field) if permissions.sees_topic(one.topic)]
+            return msgspec.structs.replace(answer, **{field: shown})
         if isinstance(answer, contract.NodeStatusAnswer) and not permissions.allows(Verb.READ, ResourceKind.CLUSTER):
             problems = [one for one in answer.problems if one.topic is None or permissions.sees_topic(one.topic)]
             return msgspec.structs.replace(answer, problems=problems)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, cast
 
 import msgspec
 
@@ -22,6 +23,7 @@ from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.http.messages import REQUEST_ID
 from quiver.gateway.http_route import HttpRoute
+from quiver.gateway.origins import NodeOrigins, allowing, preflight
 from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES
 from quiver.security import ANONYMOUS, Principal
 from quiver.security.identity import ConnectionIdentity
@@ -43,6 +45,7 @@ NOT_AUDITED = frozenset(
         "nack_jobs",
         "extend_jobs",
         "reject_jobs",
+        "console_session",
     )
 )
 """Signed routes that are no administrative changes."""
@@ -96,13 +99,16 @@ class RoutedApplication:
         catch_up: Callable[[], Awaitable[None]],
         routes: Sequence[HttpRoute] = ROUTES,
         browser_page: HttpResponse | None = None,
+        origins: NodeOrigins | None = None,
     ) -> None:
         """Bind a handler to every route by name; `browser_page` is what browsers get at `/`.
 
+        Pages of `origins` may call; without them, only those of the gateway itself.
         `catch_up` waits until this node knows all metadata that the primary has.
         """
         self._browser_page = browser_page
         self._hosts = hosts
+        self._origins = origins
         self._clock = clock
         self._quotas = quotas or Quotas()
         self._access = access
@@ -126,9 +132,10 @@ class RoutedApplication:
         bound = self._exact.get((head.method, head.path))
         if bound is not None and bound.route.is_probe:
             return None
+        is_asking = head.method == "OPTIONS"  # a browser asks whether a page may call; nothing changes
         use = Use(
             bytes_in=max(0, head.length),
-            is_mutation=bound is None or bound.route.changes,
+            is_mutation=not is_asking and (bound is None or bound.route.changes),
             is_creation=bound is not None and bound.route.creates,
         )
         principal = self.principal_of(head)
@@ -156,6 +163,20 @@ class RoutedApplication:
         host = request.headers.get(b"host", b"localhost")  # only HTTP/1.0, which no browser speaks, has none
         if host not in self._hosts.known and request.path not in PROBE_PATHS and not self._hosts.accepts(host):
             return _refuse_host(host)
+        if b"origin" in request.headers and (origin := self._find_node_origin(request, host)) is not None:
+            if request.method == "OPTIONS":
+                return preflight(origin)
+            return _finish_allowed(self._route(method, _without_site(request)), origin)
+        return self._route(method, request)
+
+    def _find_node_origin(self, request: HttpRequest, host: bytes) -> bytes | None:
+        """Return the origin of a page that another node of the cluster served; None for every other page."""
+        origin = request.headers[b"origin"]
+        if self._origins is None or origin.partition(b"://")[2] == host or not self._origins.accepts(origin):
+            return None
+        return origin
+
+    def _route(self, method: str, request: HttpRequest) -> HttpResult:
         if request.path == "/" and method == "GET" and b"text/html" in request.headers.get(b"accept", b""):
             return self._browser_page or failure_response(404, "unknown_path", "unknown path /")
         values: dict[str, str] = {}
@@ -187,9 +208,26 @@ class RoutedApplication:
                     access.check(name, identity, permissions, given, request)
                 except NotFoundError:
                     return self._answer_later(bound, identity, permissions, given, request)
-            return self._answer(bound, identity, permissions, given, request)
+            answer = self._answer(bound, identity, permissions, given, request)
         except QuiverError as error:
             return _with_request_id(error_response(error), request)
+        if isinstance(answer, HttpResponse) and answer.stream is not None:
+            stream = self._watch_stream(answer.stream, bound, given, request)
+            return msgspec.structs.replace(answer, stream=stream)
+        return answer
+
+    async def _watch_stream(
+        self, pieces: AsyncIterator[bytes], bound: BoundRoute, given: Any, request: HttpRequest
+    ) -> AsyncIterator[bytes]:
+        """Yield the pieces of a stream as long as its caller may have it: a token can be revoked meanwhile."""
+        async with aclosing(cast("AsyncGenerator[bytes, None]", pieces)):
+            async for piece in pieces:
+                try:
+                    identity, permissions = self._access.identify(request)
+                    self._access.check(bound.route.name, identity, permissions, given, request)
+                except QuiverError:
+                    return
+                yield piece
 
     async def _answer_later(
         self,
@@ -382,6 +420,24 @@ def _refuse_cross_site(request: HttpRequest) -> HttpResponse | None:
     if _is_cross_site(request):
         return failure_response(403, "other_site", "not done: pages of other sites may not make this call")
     return None
+
+
+def _without_site(request: HttpRequest) -> HttpRequest:
+    """Return the request of a page that was checked, as if a program had sent it."""
+    headers = {name: value for name, value in request.headers.items() if name not in SITE_HEADERS}
+    return msgspec.structs.replace(request, headers=headers)
+
+
+def _finish_allowed(answer: HttpResult, origin: bytes) -> HttpResult:
+    """Return an answer that a page of another node may read."""
+    if isinstance(answer, HttpResponse):
+        return msgspec.structs.replace(answer, headers=(*answer.headers, *allowing(origin)))
+    return _finish_allowed_later(answer, origin)
+
+
+async def _finish_allowed_later(answer: Awaitable[HttpResponse], origin: bytes) -> HttpResponse:
+    response = await answer
+    return msgspec.structs.replace(response, headers=(*response.headers, *allowing(origin)))
 
 
 def _is_cross_site(request: HttpRequest) -> bool:

@@ -14,7 +14,7 @@ from quiver.gateway import contract
 from quiver.gateway.http import HttpResponse, HttpStatus
 from quiver.gateway.http_route import HTML, PROMETHEUS
 from quiver.gateway.metrics import Metrics
-from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs, render_page
+from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs
 from quiver.metrics import render
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
@@ -43,13 +43,6 @@ _PAGE_HEADERS = (
     ("X-Frame-Options", "DENY"),
     ("Referrer-Policy", "no-referrer"),
 )
-
-_BANNER = """\
-<p>A distributed, partitioned, replicated queue for log messages.</p>
-<ul><li><a href="/docs">The HTTP interface</a> · <a href="/openapi.json">openapi.json</a></li>
-<li><a href="/status">status</a> · <a href="/health">health</a> · <a href="/topics">topics</a> ·
-<a href="/brokers">brokers</a> · <a href="/managers">managers</a> · <a href="/metrics">metrics</a></li></ul>
-"""
 
 
 class ClusterHandlers:
@@ -240,11 +233,6 @@ class ClusterHandlers:
 
     def _deadline(self) -> Deadline:
         return self._router.deadline(self._timeout_ms)
-
-
-def welcome_page() -> HttpResponse:
-    """Return the page that browsers get at `/`."""
-    return _page(render_page("Quiver", _BANNER))
 
 
 def _page(html: str) -> HttpResponse:

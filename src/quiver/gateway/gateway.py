@@ -6,9 +6,11 @@ accepted requests, and delivers the records that its own producers have queued.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -22,13 +24,18 @@ from quiver.gateway.access import HttpAccess
 from quiver.gateway.access_handlers import AccessHandlers
 from quiver.gateway.application import RoutedApplication, RouteHandler
 from quiver.gateway.audit_topic import AuditTopic
-from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
+from quiver.gateway.cluster_handlers import ClusterHandlers
+from quiver.gateway.console.assets import TO_CONSOLE, ConsoleAssets
+from quiver.gateway.console.feed import ConsoleFeed
+from quiver.gateway.console.handlers import ConsoleHandlers
+from quiver.gateway.console.recorder import ConsoleRecorder
 from quiver.gateway.consume_handlers import ConsumeHandlers
 from quiver.gateway.group_handlers import GroupHandlers
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
 from quiver.gateway.http_route import HttpRoute
 from quiver.gateway.metrics import Metrics
+from quiver.gateway.origins import NodeOrigins
 from quiver.gateway.produce_handlers import OnClientSeen, ProduceHandlers
 from quiver.gateway.queue_handlers import QueueHandlers
 from quiver.gateway.registrations import Registrations, catch_up
@@ -36,6 +43,7 @@ from quiver.gateway.routes import ROUTES
 from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
 from quiver.gateway.traced_application import TracedApplication
+from quiver.logs import facts
 from quiver.metadata import View
 from quiver.model import NodeId
 from quiver.record.decoded import DecodedBatchBudget
@@ -44,9 +52,16 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.router import Router, RouterOptions
 from quiver.routing.transport import Transport
 from quiver.security.quotas import Quotas
+from quiver.tasks import TaskScope
 from quiver.tracing import Tracing
 from quiver.turns import Turns
 from quiver.wire import Handler
+from quiver.wire.admin_messages import DescribeNode, HistorySample, NodeDescribed
+
+logger = logging.getLogger(__name__)
+
+GUARD_PAUSE_S = 5.0
+"""Time until a loop of the console begins again after a defect ended it."""
 
 
 class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +121,10 @@ class Gateway:
         self._router = Router(transport, cache, clock=clock, rng=rng, options=options)
         self.audit_topic = AuditTopic(self._router, clock)
         self._topic_producers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
+        self._origins = NodeOrigins(services.view, is_tls=tls is not None)
+        self._recorder = ConsoleRecorder(view=services.view, describe=self._describe, clock=clock)
+        self._feed = ConsoleFeed(self._router, services.view, self._recorder, clock=clock, node=services.node)
+        self._tasks = TaskScope()
         handlers = self._handlers(rng)
         host = parse_address(listen)[0]
         hosts = HostNames(listen_host=host, names=(advertise, socket.gethostname(), *settings.host_names))
@@ -120,7 +139,8 @@ class Gateway:
             clock=clock,
             quotas=services.quotas,
             routes=self._routes(),
-            browser_page=welcome_page(),
+            browser_page=TO_CONSOLE,
+            origins=self._origins,
         )
         self._server = self._make_server(self.application, listen, tls)
         self._admin_server: HttpServer | None = None
@@ -140,6 +160,10 @@ class Gateway:
 
     async def _catch_up(self) -> None:
         await catch_up(self._router, deadline=self._router.deadline(self._settings.request_timeout_ms))
+
+    async def _describe(self) -> NodeDescribed:
+        request, deadline = DescribeNode(with_metrics=True), self._router.deadline(self._settings.request_timeout_ms)
+        return await self._router.ask_at(self._services.wire_address(), request, deadline=deadline)
 
     def _routes(self) -> list[HttpRoute]:
         """Return the routes of the main listener."""
@@ -179,6 +203,7 @@ class Gateway:
             except BaseException as error:
                 await self._server.__aexit__(type(error), error, None)
                 raise
+        await self._tasks.__aenter__()
         return self
 
     async def serve(self) -> None:
@@ -186,12 +211,16 @@ class Gateway:
         await self._server.serve()
         if self._admin_server is not None:
             await self._admin_server.serve()
+        self._tasks.start(_run_guarded("console_recorder", self._recorder.run))
+        self._tasks.start(_run_guarded("console_feed", self._feed.run))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close as `close` does, unless it was called; after an error, close immediately."""
+        self._feed.close()
         try:
+            await self._tasks.__aexit__(kind, error, trace)
             await self._server.__aexit__(kind, error, trace)
             if self._admin_server is not None:
                 await self._admin_server.__aexit__(kind, error, trace)
@@ -205,6 +234,8 @@ class Gateway:
 
         A stopping node calls it first, while its other parts still run.
         """
+        self._feed.close()
+        self._tasks.cancel()
         await self._server.close(grace_ms=self._settings.shutdown_grace_ms)
         if self._admin_server is not None:
             await self._admin_server.close(grace_ms=0)
@@ -221,6 +252,10 @@ class Gateway:
     def admin_address(self) -> str:
         """Return the address of the administrative listener, as host:port; empty if there is none."""
         return "" if self._admin_server is None else format_address(self._admin_server.address)
+
+    def history(self) -> tuple[HistorySample, ...]:
+        """Return what this node did in the last minutes, oldest first."""
+        return self._recorder.history()
 
     def status(self) -> HttpStatus:
         """Return a snapshot."""
@@ -258,7 +293,6 @@ class Gateway:
             settings=settings,
             decoded=services.decoded,
         )
-        self._queues = QueueHandlers(router, self._metrics, settings=settings)
         handlers: dict[str, RouteHandler] = {
             "list_topics": topics.list_topics,
             "create_topic": topics.create_topic,
@@ -291,5 +325,33 @@ class Gateway:
             "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
-        handlers |= self._queues.handlers() | GroupHandlers(router).handlers()
-        return handlers | AccessHandlers(router, timeout_ms=timeout_ms).handlers()
+        return handlers | self._console_handlers() | self._other_handlers()
+
+    def _other_handlers(self) -> dict[str, RouteHandler]:
+        self._queues = QueueHandlers(self._router, self._metrics, settings=self._settings)
+        access = AccessHandlers(self._router, timeout_ms=self._settings.request_timeout_ms)
+        return self._queues.handlers() | GroupHandlers(self._router).handlers() | access.handlers()
+
+    def _console_handlers(self) -> dict[str, RouteHandler]:
+        console = ConsoleHandlers(
+            self._router,
+            self._services.view,
+            node=self._services.node,
+            clock=self._clock,
+            assets=ConsoleAssets(self._origins.sources),
+            feed=self._feed,
+            recorder=self._recorder,
+            decoded=self._services.decoded,
+            timeout_ms=self._settings.request_timeout_ms,
+        )
+        return console.handlers()
+
+
+async def _run_guarded(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop that only consoles need; whatever ends it, the node goes on, and it begins again after a pause."""
+    while True:
+        try:
+            await run()
+        except Exception:  # a defect of the console must not end a node that serves clients
+            logger.exception("console loop failed, starts again", extra=facts(loop=name))
+        await asyncio.sleep(GUARD_PAUSE_S)

@@ -6,6 +6,9 @@ import msgspec
 
 from quiver.gateway import contract
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+FILE = "application/octet-stream"
+"""A file, of a type that depends on its name."""
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 ALWAYS = (400, 401, 403, 408, 413, 421, 429, 431, 503)

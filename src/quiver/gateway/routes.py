@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from quiver.gateway import contract
 from quiver.gateway.access_routes import ACCESS_ROUTES
+from quiver.gateway.console.routes import CONSOLE_ROUTES
 from quiver.gateway.group_routes import GROUP_ROUTES
 from quiver.gateway.http_route import DATA_FAILURES, HTML, PROMETHEUS, WRITE_FAILURES, HttpRoute
 from quiver.gateway.queue_routes import QUEUE_ROUTES
 
-ROUTES: tuple[HttpRoute, ...] = (
+_ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute(
         name="list_topics",
         method="GET",
@@ -156,7 +157,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/",
         section="Cluster",
-        summary="Return the service banner, as HTML to browsers.",
+        summary="Return the service banner; browsers are sent to the console.",
         answer=contract.BannerAnswer,
     ),
     HttpRoute(
@@ -321,6 +322,10 @@ ROUTES: tuple[HttpRoute, ...] = (
         is_probe=True,
     ),
 )
+_SECTIONS = tuple(dict.fromkeys(route.section for route in (*_ROUTES, *CONSOLE_ROUTES)))
+"""The order in which the reference shows them."""
+ROUTES = tuple(sorted((*_ROUTES, *CONSOLE_ROUTES), key=lambda route: _SECTIONS.index(route.section)))
+"""All routes, by section."""
 
 PROBE_PATHS = frozenset(route.path for route in ROUTES if route.is_probe)
 EXEMPT_PATHS = PROBE_PATHS | {"/metrics"}

@@ -59,6 +59,17 @@ class LagInfo(msgspec.Struct, frozen=True, kw_only=True):
     records: int
 
 
+class HistorySample(msgspec.Struct, frozen=True, array_like=True):
+    """What a node did in a few seconds, for charts; see `quiver.gateway.console.meter`."""
+
+    time_ms: int
+    """The end of the interval."""
+    values: tuple[float | None, ...]
+    """In the order of `SERIES`; None: there was nothing to measure."""
+    lags: tuple[tuple[str, str, int], ...] = ()
+    """The consumers with the greatest lags: name, topic, records."""
+
+
 class NodeDescribed(Response, frozen=True):
     """The current state of a node."""
 
@@ -84,6 +95,8 @@ class NodeDescribed(Response, frozen=True):
     metrics: tuple[MetricFamily, ...] = ()
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Settings by key, without those that name or locate the node and without secrets."""
+    setting_sources: dict[str, str] = msgspec.field(default_factory=dict)
+    """What set a setting, by its key; those that are not in it have their default."""
     level_max: FeatureLevelNumber = LEVEL_MIN
     """The highest feature level that the node's program knows."""
     problems: tuple[ProblemInfo, ...] = ()
@@ -98,6 +111,8 @@ class NodeDescribed(Response, frozen=True):
     """How the node is protected: `development`, `secure` or `insecure`."""
     provider_problem: str = ""
     """Why the node cannot read the keys of the identity provider; empty if it can, or has none."""
+    history: tuple[HistorySample, ...] = ()
+    """What the node did in the last minutes, oldest first; only gateways keep it."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
@@ -111,6 +126,7 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
     with_lags: bool = False
     with_metrics: bool = False
     with_settings: bool = False
+    with_history: bool = False
     topic: Name | None = None
     """Only replicas of this topic."""
 

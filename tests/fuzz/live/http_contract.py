@@ -32,6 +32,8 @@ CHECKS = (
 HOOKS = Path(__file__).with_name("http_hooks.py")
 """What OpenAPI cannot say about parameters that depend on each other or on the running program."""
 DANGEROUS = ("drain_broker", "remove_broker")
+LEFT_OUT = ("console_events", "console_file", "browse_records")
+"""A stream that never ends, and files, whose types depend on their names."""
 START_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 30
 """More than any request may take: beyond it the node hangs."""
@@ -44,7 +46,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quiver-fuzz-") as directory, running_node(Path(directory)) as address:
         prepare(address)
-        calm = [flag for name in DANGEROUS for flag in ("--exclude-operation-id", name)]
+        calm = [flag for name in (*DANGEROUS, *LEFT_OUT) for flag in ("--exclude-operation-id", name)]
         rough = [flag for name in DANGEROUS for flag in ("--include-operation-id", name)]
         statuses = [fuzz(address, calm, cases_each=max(1, options.cases // OPERATIONS), seed=options.seed)]
         while not any(statuses) and (left := options.cases - count_answers(address)) > 0:

@@ -6,6 +6,9 @@ its responses, nothing more is read from the socket. A refusal is written before
 is then drained for a moment: closing it with unread bytes would send a reset, which can discard the response at the
 client.
 
+A response may have a stream for a body: its pieces are sent in chunks, and the next one is asked for once the client
+has read enough of those before it. The requests that follow wait until it ends.
+
 A client that closes its side counts as disconnected: its pending work is cancelled, so that no long poll consumes a
 record whose client is gone.
 """
@@ -13,13 +16,26 @@ record whose client is gone.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from quiver.addresses import format_address
-from quiver.gateway.http.messages import HttpRefusal, HttpRequest, HttpResponse, RequestReader, encode_response
+from quiver.gateway.http.messages import (
+    HttpRefusal,
+    HttpRequest,
+    HttpResponse,
+    RequestReader,
+    encode_chunk,
+    encode_response,
+    encode_stream_head,
+)
 from quiver.security.identity import certificate_identity
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from quiver.gateway.http.server import HttpServer
     from quiver.turns import Flow
 
@@ -47,7 +63,10 @@ class HttpConnection(asyncio.BaseProtocol):
         self._transport: asyncio.Transport | None = None
         self._request: HttpRequest | None = None
         self._began_at = 0.0
-        self._work: asyncio.Future[HttpResponse] | None = None
+        self._work: asyncio.Future[HttpResponse] | asyncio.Future[bool] | None = None
+        """What makes the response, or sends its stream."""
+        self._resumed: asyncio.Future[None] | None = None
+        """What a stream waits for while the client does not read."""
         self._flow: Flow | None = None
         """What counts the work as under way, if its request waited for its turn."""
         self._is_ending = False
@@ -124,6 +143,8 @@ class HttpConnection(asyncio.BaseProtocol):
         """Resume answering."""
         self._is_writing_paused = False
         self._server.sending.end(self)
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
         if not self._is_ending:
             self._advance()
 
@@ -290,6 +311,9 @@ class HttpConnection(asyncio.BaseProtocol):
     def _finish(self, response: HttpResponse) -> None:
         request = self._request
         assert request is not None
+        if response.stream is not None and request.method != "HEAD":
+            self._begin_stream(request, response, response.stream)
+            return
         self._request = None
         if request.body:
             self._server.release_body(len(request.body))
@@ -297,6 +321,49 @@ class HttpConnection(asyncio.BaseProtocol):
         self._write(response, is_persistent=is_persistent, is_head=request.method == "HEAD")
         self._server.handle_answered(request, response, self._began_at)
         if not is_persistent:
+            self._end()
+
+    # A body in pieces.
+
+    def _begin_stream(self, request: HttpRequest, response: HttpResponse, pieces: AsyncIterator[bytes]) -> None:
+        if self._transport is None:
+            return
+        is_chunked = not request.is_http_10
+        is_persistent = request.is_persistent and is_chunked
+        date = self._server.date_line()
+        head = encode_stream_head(response, date=date, is_persistent=is_persistent, is_chunked=is_chunked)
+        self._transport.write(head)
+        self._work = work = self._server.start_stream(self._send_pieces(pieces, is_chunked=is_chunked))
+        work.add_done_callback(partial(self._handle_streamed, response, is_persistent=is_persistent))
+
+    async def _send_pieces(self, pieces: AsyncIterator[bytes], *, is_chunked: bool) -> bool:
+        """Send all pieces; return whether the client is still there."""
+        async with aclosing(cast("AsyncGenerator[bytes, None]", pieces)):
+            async for piece in pieces:
+                while self._is_writing_paused:
+                    self._resumed = self._loop.create_future()
+                    await self._resumed
+                if self._transport is None or self._transport.is_closing():
+                    return False
+                if piece:
+                    self._transport.write(encode_chunk(piece) if is_chunked else piece)
+        if is_chunked and self._transport is not None:
+            self._transport.write(encode_chunk(b""))
+        return True
+
+    def _handle_streamed(self, response: HttpResponse, work: asyncio.Future[bool], *, is_persistent: bool) -> None:
+        self._work = None
+        request = self._request
+        if request is None:
+            return  # the client has disconnected
+        self._request = None
+        self._server.release_body(len(request.body))
+        self._server.handle_answered(request, response, self._began_at)
+        if work.cancelled() or not work.result():
+            self.abort()  # without the last chunk, the client knows that something is missing
+        elif is_persistent:
+            self._advance()
+        else:
             self._end()
 
     def _write(self, response: HttpResponse, *, is_persistent: bool, is_head: bool) -> None:

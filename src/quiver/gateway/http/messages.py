@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -52,7 +52,7 @@ KEPT_HEADERS = frozenset(
 
 
 class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole response; `headers` are in addition to those of every response."""
+    """One response; `headers` are in addition to those of every response."""
 
     status: int
     body: bytes = b""
@@ -60,6 +60,8 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     error_code: str = ""
     """The code of a failure, for metrics; it is in the body, too."""
+    stream: AsyncIterator[bytes] | None = None
+    """The body piece by piece, instead of `body`; the next piece is asked for once the client has read enough."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,8 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a request that was refused by its headers; its body was dropped."""
     identity: ConnectionIdentity = msgspec.field(default_factory=ConnectionIdentity)
     """Who the connection speaks for: the user of the client's certificate, or nobody known; with its address."""
+    is_http_10: bool = False
+    """Whether it knows no chunks: a body whose length is not known ends with the connection."""
 
 
 HttpResult = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]
@@ -144,6 +148,21 @@ def encode_response(response: HttpResponse, *, date: bytes, is_persistent: bool,
     return b"".join(parts)
 
 
+def encode_stream_head(response: HttpResponse, *, date: bytes, is_persistent: bool, is_chunked: bool) -> bytes:
+    """Return the head of a response whose body follows in pieces."""
+    parts = [_head(response.status, response.content_type, is_persistent), date]
+    parts += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
+    if is_chunked:
+        parts.append(b"Transfer-Encoding: chunked\r\n")
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def encode_chunk(piece: bytes) -> bytes:
+    """Return a piece of a body in chunks; an empty one is the end."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
 HEADERS_MAX = 100
 """Most headers of a request, trailers included."""
 DROPPED_BYTES_MAX = 64 * 1024
@@ -210,6 +229,7 @@ class RequestReader:
         self.admit = admit
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._is_last = False
+        self._is_http_10 = False
         self._target = b""
         self._path = ""
         self._query = b""
@@ -306,6 +326,7 @@ class RequestReader:
         version = parser.get_http_version()
         if version not in _VERSIONS:
             raise _Refused(400, "bad_http", "only HTTP/1.1 and HTTP/1.0 are supported")
+        self._is_http_10 = version == "1.0"
         if version == "1.1" and b"host" not in headers:
             raise _Refused(400, "bad_http", "the Host header is missing")
         coding = headers.get(b"transfer-encoding")
@@ -366,6 +387,7 @@ class RequestReader:
                 is_persistent=is_persistent,
                 answer=self._answer,
                 identity=self.identity,
+                is_http_10=self._is_http_10,
             )
         )
 

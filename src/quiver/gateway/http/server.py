@@ -322,6 +322,17 @@ class HttpServer:
         except Exception as error:  # noqa: BLE001 - as above
             return self._fail(error)
 
+    def start_stream(self, sending: Coroutine[Any, Any, bool]) -> asyncio.Future[bool]:
+        """Send the pieces of a response; the result is whether all of them were sent."""
+        return self._tasks.start(self._guard_stream(sending))
+
+    async def _guard_stream(self, sending: Coroutine[Any, Any, bool]) -> bool:
+        try:
+            return await sending
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+            return False
+
     def outcome(self, work: asyncio.Future[HttpResponse]) -> HttpResponse:
         """Return the response of finished work; never raises."""
         if work.cancelled():
