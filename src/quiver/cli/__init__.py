@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 
 SECTIONS = {
-    "Records": ("produce", "consume", "tail", "bench"),
+    "Records": ("produce", "consume", "tail", "work", "bench"),
     "Cluster": (
         "up",
         "node",
@@ -37,6 +37,7 @@ SECTIONS = {
         "group",
         "consumer",
         "producer",
+        "queue",
         "hold",
         "broker",
         "manager",

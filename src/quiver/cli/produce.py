@@ -29,6 +29,7 @@ import quiver
 from quiver.cli.json_lines import parse_record
 from quiver.cli.options import TIME_HELP, TimeType, connect, examples, topic_argument, url_option
 from quiver.cli.output import format_bytes, format_count
+from quiver.cli.quantities import DurationType
 from quiver.errors import TooLargeError
 from quiver.record.header import PAYLOAD_BYTES_MAX
 
@@ -45,6 +46,7 @@ PACE_S = 0.05
         "quiver produce logs access.log error.log",
         "tail -F app.log | quiver produce logs --key app-1 --header host=web-1",
         "quiver consume logs --json | quiver produce copy --json --rate 1000",
+        "quiver produce jobs jobs.txt --delay 10m",
     ),
 )
 @topic_argument
@@ -57,6 +59,14 @@ PACE_S = 0.05
     "--timestamp",
     type=TimeType(),
     help=f"Time of every record: {TIME_HELP}.  [default: when it is sent]",
+)
+@click.option(
+    "--delay", "delay_ms", type=DurationType(), help="Time after which work queues deliver the records, such as 10m."
+)
+@click.option(
+    "--deliver-at",
+    type=TimeType(),
+    help="Time at which work queues deliver the records: 2026-01-31T12:00; UTC unless it has a zone.",
 )
 @click.option(
     "--json",
@@ -83,6 +93,8 @@ def produce(
     key: str | None,
     headers: tuple[str, ...],
     timestamp: datetime | None,
+    delay_ms: int | None,
+    deliver_at: datetime | None,
     as_json: bool,
     rate: float | None,
     progress: bool | None,
@@ -96,6 +108,8 @@ def produce(
     Without --key and --partition, records are spread over the partitions; order is kept within a partition only. The
     command ends when every record is acknowledged: on the disks of a majority of its replicas.
     """
+    if delay_ms is not None and deliver_at is not None:
+        raise click.UsageError("give at most one of --delay and --deliver-at")
     paths = files or (STANDARD_INPUT,)
     fields = RecordFields(
         key=key,
@@ -103,6 +117,8 @@ def produce(
         timestamp=None if timestamp is None else round(timestamp.timestamp() * 1000),
         headers=_parse_headers(headers),
         is_json=as_json,
+        delay_s=None if delay_ms is None else delay_ms / 1000,
+        deliver_at=deliver_at,
     )
     with connect(url) as cluster:
         producer = cluster.producer(topic, name, compression=None if compression == "none" else compression)  # type: ignore[arg-type] # one of the choices
@@ -156,6 +172,8 @@ class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: int | None
     headers: tuple[tuple[str, bytes], ...]
     is_json: bool
+    delay_s: float | None = None
+    deliver_at: datetime | None = None
 
     def send(self, producer: quiver.Producer, lines: list[bytes], before: int, tally: _Tally) -> None:
         """Send lines, of which `before` others came first, and count those that were sent.
@@ -164,7 +182,10 @@ class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
             RequestError: a line is not a record; it and those after it are not sent.
         """
         if not (self.is_json or self.headers or self.timestamp is not None):
-            tally.add(producer.send_many(lines, self.key, self.partition), _size(lines))
+            sent_all = producer.send_many(
+                lines, self.key, self.partition, delay=self.delay_s, deliver_at=self.deliver_at
+            )
+            tally.add(sent_all, _size(lines))
             return
         sent: list[quiver.Delivery] = []
         try:
@@ -175,7 +196,15 @@ class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
 
     def _send_one(self, producer: quiver.Producer, line: bytes, number: int) -> quiver.Delivery:
         if not self.is_json:
-            return producer.send(line, self.key, self.partition, self.timestamp, self.headers or None)
+            return producer.send(
+                line,
+                self.key,
+                self.partition,
+                self.timestamp,
+                self.headers or None,
+                delay=self.delay_s,
+                deliver_at=self.deliver_at,
+            )
         given = parse_record(line, f"line {number}")
         headers = (*self.headers, *given.headers.items())
         return producer.send(
@@ -184,6 +213,8 @@ class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
             self.partition if given.partition is None else given.partition,
             self.timestamp if given.timestamp is None else given.timestamp,
             headers or None,
+            delay=self.delay_s,
+            deliver_at=self.deliver_at,
         )
 
 

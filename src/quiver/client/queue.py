@@ -169,19 +169,20 @@ class AsyncQueue:
         return self.core.settings
 
     async def __aiter__(self) -> AsyncIterator[AsyncJob]:
-        """Yield jobs as they arrive, forever, or until none arrived for `idle_timeout`."""
+        """Yield jobs as they arrive, until `stop` is called, or none arrived for `idle_timeout`."""
         while (job := await self.next_job()) is not None:
             yield job
 
     async def next_job(self) -> AsyncJob | None:
-        """Return the next job; None if none arrived for `idle_timeout`. For use inside the SDK only."""
+        """Return the next job; None at the end of an iteration. For use inside the SDK only."""
         idle_ms = self._idle_timeout_ms
-        while True:
+        while not self.core.is_stopped:
             jobs = await self.core.receive(1, self._router.options.timeout_ms if idle_ms is None else idle_ms)
             if jobs:
                 return cast("AsyncJob", jobs[0])
             if idle_ms is not None:
                 return None
+        return None
 
     async def receive(self, max: int = 1, timeout: float = 1.0) -> AsyncJobs:  # noqa: A002, ASYNC109 - public names
         """Return the available jobs, at most `max`; wait at most `timeout` seconds for the first."""
@@ -204,6 +205,10 @@ class AsyncQueue:
     async def extend(self, jobs: Iterable[LeasedJob], lease: float | None = None) -> None:
         """Extend the leases of jobs in one call, each as a job's `extend`."""
         await self.core.extend(tuple(jobs), to_lease_ms(lease))
+
+    async def stop(self) -> None:
+        """Receive no more: iterations end, receives return nothing. Jobs that workers have can still be settled."""
+        self.core.stop()
 
     async def close(self) -> None:
         """Receive no more; release what no worker has taken; idempotent. Settle the jobs that you have before."""

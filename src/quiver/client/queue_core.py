@@ -141,6 +141,8 @@ class QueueCore:
         self._error: QuiverError | None = None
         """The last error of a leader that could not be asked."""
         self._failure: QuiverError | None = None
+        self.is_stopped = False
+        """Whether no more jobs are received."""
         self._is_closing = False
         self._is_scheduled = False
         self._add_places(topic)
@@ -162,6 +164,8 @@ class QueueCore:
         """
         if self._failure is not None:
             raise copy_error(self._failure)
+        if self.is_stopped:
+            return []
         now_ms = self._received_ms = self._clock.monotonic_ms()
         if not self._waiters and (jobs := self._take(jobs_max, now_ms)):
             if self.options.prefetch:
@@ -235,7 +239,7 @@ class QueueCore:
 
     def _schedule(self) -> None:
         """Ask leaders in the next turn of the loop, when all workers of this one have said what they need."""
-        if not self._is_scheduled and not self._is_closing:
+        if not self._is_scheduled and not self.is_stopped:
             self._is_scheduled = True
             self._loop.call_soon(self._dispatch)
 
@@ -243,7 +247,7 @@ class QueueCore:
         self._is_scheduled = False
         now_ms = self._clock.monotonic_ms()
         self._hand_out(now_ms)
-        if self._is_closing:
+        if self.is_stopped:
             return
         wanted = self._demand + self._prefetch_wanted(now_ms) - len(self._buffer)
         expected = sum(one.expected for one in self._places if one.is_asked and now_ms - one.sent_ms < EXPECTED_MS)
@@ -281,7 +285,8 @@ class QueueCore:
 
     def _prefetch_wanted(self, now_ms: int) -> int:
         """Return how many jobs to keep ready: none once no worker has asked for longer than a lease."""
-        return self.options.prefetch if now_ms - self._received_ms <= self._lease_ms else 0
+        is_used = now_ms - self._received_ms <= self._lease_ms and not self.is_stopped
+        return self.options.prefetch if is_used else 0
 
     def _ask(self, place: QueuePlace, number: int, *, wait_ms: int, is_expected: bool) -> None:
         place.is_asked, place.is_polled = True, bool(wait_ms)
@@ -496,11 +501,19 @@ class QueueCore:
 
     # -- the end ---------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """Receive no more: workers that wait get nothing. Jobs can still be settled, and are kept alive."""
+        self.is_stopped = True
+        for waiter in list(self._waiters):
+            if not waiter.future.done():
+                waiter.future.set_result([])
+            self._forget(waiter)
+
     async def close(self) -> None:
         """Receive no more, settle what workers have settled so far, and release what none has taken; idempotent."""
         if self._is_closing:
             return
-        self._is_closing = True
+        self._is_closing = self.is_stopped = True
         closed = RequestError(f"not done: the queue of topic {self.topic.topic!r} is closed", code="closed")
         self._failure = self._failure or closed
         self._fail_waiters(closed)

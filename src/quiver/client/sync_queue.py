@@ -132,7 +132,7 @@ class Queue:
         return self._queue.settings
 
     def __iter__(self) -> Iterator[Job]:
-        """Yield jobs as they arrive, forever, or until none arrived for `idle_timeout`."""
+        """Yield jobs as they arrive, until `stop` is called, or none arrived for `idle_timeout`."""
         while (job := self.thread.run(self._queue.next_job())) is not None:
             yield cast("Job", job)
 
@@ -157,6 +157,10 @@ class Queue:
     def extend(self, jobs: Iterable[LeasedJob], lease: float | None = None) -> None:
         """Extend the leases of jobs in one call, each as a job's `extend`."""
         self.thread.run(self.core.extend(tuple(jobs), to_lease_ms(lease)))
+
+    def stop(self) -> None:
+        """Receive no more: iterations end, receives return nothing. Jobs that workers have can still be settled."""
+        self.thread.run(self._queue.stop())
 
     def close(self) -> None:
         """Receive no more; release what no worker has taken; idempotent. Settle the jobs that you have before."""

@@ -58,6 +58,7 @@ UNCHECKED = {
 """Annotations without a check: records have their own, and every object is true or false."""
 NOT_CALLED = {
     "close",
+    "stop",
     "abort",
     "open",
     "facts",

@@ -599,3 +599,36 @@ def test_group_that_starts_at_the_end_skips_what_is_there() -> None:
             assert [job.offset for job in await queue.receive(10)] == [5]
 
     world.run(scenario())
+
+
+def test_stopped_queue_ends_iterations_and_lets_workers_finish() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 1)
+            queue = await cluster.queue("jobs", group="workers", lease=2)
+            working, may_end = asyncio.Event(), asyncio.Event()
+            seen = []
+
+            async def work() -> None:
+                async for job in queue:
+                    async with job:
+                        working.set()
+                        await may_end.wait()
+                        seen.append(job.text)
+
+            workers = [asyncio.create_task(work()) for _ in range(3)]
+            await working.wait()
+            await queue.stop()
+            await fill(cluster, 1)
+            await asyncio.sleep(10)  # longer than the lease
+            assert sum(worker.done() for worker in workers) == 2
+            may_end.set()
+            await asyncio.gather(*workers)
+            assert seen == ["0"]
+            assert await queue.receive() == []
+            other = await cluster.queue("jobs", group="workers")
+            assert [job.offset for job in await other.receive(10, timeout=5)] == [1]
+
+    world.run(scenario())
