@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,13 +10,20 @@ from typing import Any
 import pytest
 
 from quiver.clock import Rng
-from quiver.features import LEVEL_MAX
+from quiver.errors import ConflictError
+from quiver.features import LEVEL_MAX, LEVEL_MIN
 from quiver.manager.upgrade import ClusterUpgrade
 from quiver.partition.entries import PartitionEntry, build_entry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.testing.clusters.model import ClusterModel
 from quiver.testing.clusters.swarm import ClusterKnobs, draw_cluster_knobs
+from quiver.testing.clusters.versions import list_old_nodes
+from quiver.testing.clusters.world import ClusterWorld
+from quiver.testing.loop import SimulatedLoop
+from quiver.testing.randomness import RandomStreams
 from quiver.testing.simulator.runner import run_seed
+from quiver.testing.simulator.world import SimulationRun
+from quiver.testing.trace import Trace
 from quiver.wire.admin_messages import NodeProgram
 
 SEEDS_MAX = 8
@@ -64,3 +72,27 @@ def test_ablation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, attribute, replacement)
     found = (run_seed(MixedVersions(), seed).finding for seed in range(first_seed, first_seed + SEEDS_MAX))
     assert any(finding is not None for finding in found)
+
+
+@pytest.fixture
+def world() -> Iterator[ClusterWorld]:
+    streams, trace = RandomStreams("versions"), Trace()
+    loop = SimulatedLoop(streams.schedule, trace=trace)
+    world = ClusterWorld(SimulationRun(loop, trace, streams), MixedVersions().draw_knobs(streams.stream("knobs")))
+    yield world
+    loop.close()
+    world.close()
+
+
+def test_process_is_judged_by_the_program_that_it_runs_not_by_the_one_installed_meanwhile(world: ClusterWorld) -> None:
+    host = world.add_node(is_manager=True)
+    host.start()
+    world.loop.run_until_complete(asyncio.sleep(0.01))
+    host.level_max = LEVEL_MAX
+    assert list_old_nodes(world, LEVEL_MAX) == {host: 1}
+    host._handle_exit(ConflictError("not done: the program is too old", code="program_too_old"))
+    assert world.too_old == [(host.id, LEVEL_MIN)]
+    assert list_old_nodes(world, LEVEL_MAX) == {}
+    host.start()
+    world.loop.run_until_complete(asyncio.sleep(0.01))
+    assert list_old_nodes(world, LEVEL_MAX) == {}

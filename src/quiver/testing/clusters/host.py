@@ -263,7 +263,9 @@ class SimulatedHost(SimulatedMachine):
         self.stops_injected = 0
         """How often the present process was made to stop a partition."""
         self.level_max = LEVEL_MIN if world.knobs.mixes_versions else LEVEL_MAX
-        """The highest feature level that the installed program knows."""
+        """The highest feature level that the installed program knows: the next process runs it."""
+        self.running_level = self.level_max
+        """The highest feature level that the program of the present or last process knows."""
         self._damages_in_a_row = 0
         self._keys = KeyRing({"simulated": bytes(32)}, random_bytes=world.streams.stream(f"keys-{node}").randbytes)
         self._stop = asyncio.Event()
@@ -301,6 +303,7 @@ class SimulatedHost(SimulatedMachine):
         self._stop = asyncio.Event()
         self.stops_injected = 0
         self.has_served = False
+        self.running_level = self.level_max
         error: BaseException | None = None
         try:
             node = Node(self.world.settings_of(self), self._environment())
@@ -343,7 +346,7 @@ class SimulatedHost(SimulatedMachine):
             fresh_identity=f"identity-{self.id}-{self.lives}",
             address=self.address,
             medium=world.medium,
-            level_max=self.level_max,
+            level_max=self.running_level,
             keys=self.keys,
         )
 
@@ -360,7 +363,7 @@ class SimulatedHost(SimulatedMachine):
         causes = list(_leaves(error))
         self.world.trace.record("exit", self.world.now_ms, self.id, *map(repr, causes))
         if any(is_too_old(cause) for cause in causes):
-            self.world.too_old.append((self.id, self.level_max))
+            self.world.too_old.append((self.id, self.running_level))
             self.level_max = LEVEL_MAX  # the operator does what the message says
         for cause in causes:
             if not isinstance(cause, StorageError | OSError) and not is_too_old(cause):

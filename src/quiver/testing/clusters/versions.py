@@ -35,8 +35,14 @@ def is_too_old(error: BaseException) -> bool:
 
 
 def list_old_nodes(world: ClusterWorld, level: int) -> dict[SimulatedHost, int]:
-    """Return the nodes in use whose program does not know a level, with the number of their present life."""
-    return {host: host.lives for host in world.live_nodes() if host.level_max < level}
+    """Return the nodes in use whose process does not know a level, with the number of their present life.
+
+    None counts once the cluster has the level: to raise it again changes nothing, whatever runs.
+    """
+    view = world.view()
+    if view is not None and view.counters.feature_level >= level:
+        return {}
+    return {host: host.lives for host in world.live_nodes() if host.is_up and host.running_level < level}
 
 
 def require_raised_by_all(world: ClusterWorld, old: dict[SimulatedHost, int], level: int) -> None:
@@ -45,7 +51,7 @@ def require_raised_by_all(world: ClusterWorld, old: dict[SimulatedHost, int], le
     if view is None or view.counters.feature_level < level:
         return  # the primary's own program does not know it
     for host, life in old.items():
-        is_old = host.lives == life and host.level_max < level and host.is_running and host.id in view.brokers
+        is_old = host.lives == life and host.is_running and host.id in view.brokers
         require(not is_old, "V2", "the level was raised although a node does not know it", node=host.id)
 
 
