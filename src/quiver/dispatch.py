@@ -21,6 +21,7 @@ from quiver.metadata import MetadataStore
 from quiver.metadata.quotas import OWNED_QUOTAS
 from quiver.security import PrincipalKind
 from quiver.security.quotas import Quotas, Use
+from quiver.wire.group_messages import ConfigureGroup, JoinGroup
 from quiver.wire.messages import (
     AddPartitionsRequest,
     AnyRequest,
@@ -32,7 +33,7 @@ from quiver.wire.requests import Request, request_name
 from quiver.wire.security_messages import AUTHENTICATIONS
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
-CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterConsumerRequest))
+CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterConsumerRequest, JoinGroup, ConfigureGroup))
 """Requests that leave something behind that lasts."""
 OWNED = CREATIONS | {AddPartitionsRequest}
 """Requests that may be refused because of what a user owns."""

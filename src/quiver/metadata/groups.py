@@ -339,11 +339,11 @@ def _with_group(state: MetadataState, decision: CommandDecision, group: GroupRow
 def _add_member(
     state: MetadataState, decision: CommandDecision, group: GroupRow, command: JoinGroupCommand
 ) -> CommandDecision | CommandRefusal:
-    others = _members(state, group.group_id)
-    known = next((one for one in others if one.member_id == command.member_id), None)
+    known: GroupMemberRow | None = state.tables[Table.GROUP_MEMBERS].get((group.group_id, command.member_id))
     before = None
     if command.instance:
-        before = next((one for one in others if one.instance == command.instance and one is not known), None)
+        others = (one for one in _members(state, group.group_id) if one is not known)
+        before = next((one for one in others if one.instance == command.instance), None)
     refusal = _check_room(state, group) if known is None and before is None else None
     if refusal is not None:
         return refusal

@@ -37,6 +37,8 @@ class GroupWorld(WorkingWorld):
         """Who uses which partition of a group; members that were stopped by force do not count."""
         self.moves: list[tuple[str, Key]] = []
         """Who began to use which partition, in order."""
+        self.shared: list[str] = []
+        """What two members used at the same time."""
 
     async def prepare(self, **topics: int) -> None:
         """Let brokers live and create topics with so many partitions."""
@@ -78,12 +80,17 @@ class GroupWorld(WorkingWorld):
 class SimulatedMember:
     """One process with a membership."""
 
-    def __init__(self, world: GroupWorld, name: str, *, release_s: float = 0.0, **fields: Any) -> None:
+    def __init__(
+        self, world: GroupWorld, name: str, *, release_s: float = 0.0, pause_s: float = 0.0, **fields: Any
+    ) -> None:
         given: dict[str, Any] = {"group": "g", "topics": ("logs",), "session_timeout_ms": 2_000} | fields
         self.world = world
         self.name = name
         self.request = JoinGroup(member_id=name, **given)
         self.release_s = release_s
+        """How long it takes to release what it is asked for."""
+        self.pause_s = pause_s
+        """How long it waits between heartbeats."""
         self.owned: dict[Key, int] = {}
         self.seen = 0
         self.joins = 0
@@ -137,6 +144,7 @@ class SimulatedMember:
             else:
                 self._released = []
                 await self._take(found)
+                await asyncio.sleep(self.pause_s)
 
     async def _retry(self, action: Callable[[], Any]) -> None:
         while True:
@@ -167,7 +175,8 @@ class SimulatedMember:
 
     def _begin(self, key: Key, epoch: int) -> None:
         user = self.world.used.get((self.request.group, key))
-        assert user is None, f"{self.name} begins to use {key}, which {user.name} uses"
+        if user is not None:
+            self.world.shared.append(f"{self.name} begins to use {key}, which {user.name} uses")
         self.world.used[self.request.group, key] = self
         self.world.moves.append((self.name, key))
         self.owned[key] = epoch
@@ -175,10 +184,18 @@ class SimulatedMember:
 
     def _stop(self, key: Key) -> None:
         if self.owned.pop(key, None) is not None:
-            del self.world.used[self.request.group, key]
+            self.world.used.pop((self.request.group, key), None)
             self.changes += 1
 
 
 def work(test: Any, **settings: Any) -> None:
-    """Run `async def test(world)` over managers that formed their cluster themselves, at the newest level."""
-    run(test, make_world=GroupWorld, formed=False, **({"manager_settings": PATIENT} | settings))
+    """Run `async def test(world)` over managers that formed their cluster themselves, at the newest level.
+
+    Whatever else a test demands: no two members ever use a partition of their group at the same time.
+    """
+
+    async def checked(world: Any) -> None:
+        await test(world)
+        assert not world.shared, world.shared
+
+    run(checked, make_world=GroupWorld, formed=False, **({"manager_settings": PATIENT} | settings))

@@ -24,6 +24,9 @@ from quiver.metadata import (
     RestoreTopicCommand,
 )
 from quiver.model import ConsumerId, NodeId, TopicId
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.permissions import Grant, Permissions, ResourceKind, Verb
+from quiver.security.principal import user_principal
 from quiver.wire.group_messages import (
     ConfigureGroup,
     DeleteGroup,
@@ -181,6 +184,36 @@ def test_topics_that_grow_appear_and_vanish() -> None:
         consumer = world.view.consumer("g")
         assert consumer is not None
         assert {one.topic_id for one in consumer.registrations} == {TopicId(1), TopicId(2)}
+
+    work(test)
+
+
+def test_pattern_matches_only_topics_that_the_member_may_read() -> None:
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=2)
+        await world.create("quiver.audit", 1)
+        one = world.enter("one", topics=(), pattern="*")
+        await world.wait_settled(2, one)
+        await world.create("secret", 2)
+        await world.wait_settled(4, one)
+        coordinator = world.working(int((await world.primary()).id)).manager.groups
+        row = world.view.group_members[ConsumerId(1), "one"]
+        user = ConnectionIdentity(user_principal("bob"))
+        grant = Grant(subject="user:bob", verb=Verb.READ, kind=ResourceKind.TOPIC, name="logs")
+        user.permissions = Permissions(user.principal, [grant])
+        one.crash()
+        coordinator.handle_joined(row.key, user)
+        assert [coordinator._may_read(world.view, row, id_) for id_ in sorted(world.view.topics)] == [
+            True,
+            False,
+            False,
+        ]
+        await world.create("logs.more", 1)  # plans again
+
+        def revoking() -> set[TopicId]:
+            return {part.topic_id for part in world.view.members_of(ConsumerId(1))[0].owned if part.is_revoking}
+
+        await world.wait(lambda: revoking() == {TopicId(3)} or None)
 
     work(test)
 
