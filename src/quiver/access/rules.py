@@ -237,6 +237,9 @@ def _group(
     require_known(permissions)
     for topic in getattr(request, "topics", ()):
         require(permissions, Verb.READ, ResourceKind.TOPIC, topic)
+    if isinstance(request, group_messages.ConfigureGroup) and request.settings.dead_letter_topic:
+        # The partitions' leaders write dead letters on their own authority.
+        require(permissions, Verb.WRITE, ResourceKind.TOPIC, request.settings.dead_letter_topic)
     row = view.consumer(request.group)
     if row is None or not row.owner:
         require(permissions, Verb.CONFIGURE, ResourceKind.CONSUMER, request.group)

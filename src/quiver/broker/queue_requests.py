@@ -15,7 +15,7 @@ from quiver.broker.heartbeats import ClientActivity
 from quiver.broker.replica_table import ReplicaTable
 from quiver.errors import ConflictError
 from quiver.groups.settings import QueueSettings
-from quiver.metadata import View
+from quiver.metadata import GroupKind, View
 from quiver.model import ConsumerId
 from quiver.partition import DefaultStart, Replica
 from quiver.partition.queue_handler import ReceiveRequest
@@ -32,7 +32,6 @@ from quiver.wire.queue_messages import (
 from quiver.wire.requests import Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
-DEFAULT_SETTINGS = QueueSettings()
 Poll = Callable[[Caller, int], AbstractContextManager[int]]
 """Grants how long a request may wait for records, in ms."""
 
@@ -113,19 +112,18 @@ class QueueRequests:
 def find_queue_settings(view: View, group_id: ConsumerId) -> QueueSettings:
     """Return the settings of a work queue.
 
-    A group that reads its topics as streams is refused: its members move one cursor past everything that they read, so
-    that records which workers have not finished would be lost. A consumer that never was a group becomes a queue with
-    the default settings when somebody receives from it.
+    A consumer or group that reads its topics as streams is refused, rather than turned into a queue: it moves one
+    cursor past everything that it reads, so records that workers have not finished would be lost, and its own reads
+    would be refused from then on.
 
     Raises:
         ConflictError: not done; the group reads its topics as streams (`not_a_queue`).
     """
     group = view.consumer_groups.get(group_id)
-    if group is None:
-        return DEFAULT_SETTINGS
-    if group.kind != "queue":
+    if group is None or group.kind is not GroupKind.QUEUE:
         raise ConflictError(
-            f"not done: group {group_id} reads its topics as streams; receive with a group of its own, or consume",
+            f"not done: group {group_id} reads its topics as streams; receive with another group, which is created as "
+            "a queue when it is opened",
             code="not_a_queue",
         )
     return group.settings

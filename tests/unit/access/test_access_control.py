@@ -63,6 +63,7 @@ from quiver.wire.group_messages import (
     GroupsFound,
     JoinGroup,
     LeaveGroup,
+    QueueSettingsChange,
     RestartGroup,
 )
 from quiver.wire.messages import (
@@ -307,6 +308,10 @@ def test_groups_belong_to_their_owner_and_joining_needs_to_read_the_topics(world
     assert world.check("bob", ConfigureGroup(group="own", topics=("logs.web",))) == "not_allowed"
     world.grant("user:bob", "configure", "consumer", "o")
     assert world.check("bob", ConfigureGroup(group="own", topics=("logs.web",))) == ""
+    graves = ConfigureGroup(group="own", settings=QueueSettingsChange(dead_letter_topic="logs.web"))
+    assert world.check("bob", graves) == "not_allowed"  # leaders would write there for him
+    world.grant("user:bob", "write")
+    assert world.check("bob", graves) == ""
     identity = ConnectionIdentity(user_principal("bob"))
     _, keep = world.control.check(identity, DescribeGroups(), memoryview(b""))
     assert keep is not None

@@ -10,7 +10,8 @@ import pytest
 from broker_cluster import Cluster, simulate
 
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError
-from quiver.metadata import RegisterConsumerCommand, TopicSelection
+from quiver.groups.settings import QueueSettings
+from quiver.metadata import ConfigureGroupCommand, GroupKind, RegisterConsumerCommand, TopicSelection
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Batch, Record
 from quiver.wire.messages import Consume, Fetch, GetCursors
@@ -38,9 +39,11 @@ class Queue:
         self.group_id = group_id
 
     @classmethod
-    async def open(cls, cluster: Cluster) -> Queue:
+    async def open(cls, cluster: Cluster, settings: QueueSettings | None = None) -> Queue:
         topic_id = await cluster.create_topic()
-        command = RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs"),), request_id="workers")
+        command = ConfigureGroupCommand(
+            now_ms=1, group="workers", topics=(TopicSelection("logs"),), group_kind=GroupKind.QUEUE, settings=settings
+        )
         return cls(cluster, topic_id, (await cluster.submit(command)).consumer_id)
 
     async def receive(
@@ -136,6 +139,11 @@ def test_unknown_groups_and_partitions_are_refused() -> None:
         stranger = Queue(cluster, queue.topic_id, (await cluster.submit(command)).consumer_id)
         with pytest.raises(NotAllowedError, match="not registered"):
             await stranger.settle(acks=(ReceiptRange(0, 1, 1),))
+        command = RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs"),), request_id="streams")
+        stream = Queue(cluster, queue.topic_id, (await cluster.submit(command)).consumer_id)
+        with pytest.raises(ConflictError, match="as streams") as refused:
+            await stream.receive()
+        assert refused.value.code == "not_a_queue"
         await cluster.produce(queue.topic_id, b"a")
         await queue.receive()
         consume = Consume(
@@ -154,8 +162,8 @@ def test_unknown_groups_and_partitions_are_refused() -> None:
 # -- dead letters -----------------------------------------------------------------------------------------
 
 
-async def read_dead(cluster: Cluster) -> list[Record]:
-    topic = cluster.view().topic(DEAD_TOPIC)
+async def read_dead(cluster: Cluster, name: str = DEAD_TOPIC) -> list[Record]:
+    topic = cluster.view().topic(name)
     if topic is None:
         return []
     records: list[Record] = []
@@ -171,11 +179,11 @@ async def read_dead(cluster: Cluster) -> list[Record]:
             return records
 
 
-async def wait_moved(queue: Queue, offset: int) -> list[Record]:
+async def wait_moved(queue: Queue, offset: int, *, topic: str = DEAD_TOPIC) -> list[Record]:
     """Wait until every record below an offset is acknowledged or moved; return the dead letters."""
     while True:
         if await queue.cursor() >= offset:
-            return await read_dead(queue.cluster)
+            return await read_dead(queue.cluster, topic)
         await asyncio.sleep(0.2)
 
 
@@ -225,3 +233,37 @@ def test_every_dead_record_is_moved_once_across_failovers(seed: int) -> None:
         assert sorted(one.value or b"" for one in dead) == sorted(sent)
 
     simulate(test, is_managed=True, seed=seed)
+
+
+def test_last_attempts_end_as_dead_letters_though_nobody_receives() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster, QueueSettings(max_attempts=2, dead_letter_topic="graves"))
+        await cluster.produce(queue.topic_id, b"a", b"b")
+        for attempt in (1, 2):
+            received, values = await queue.receive(lease_ms=500, wait_ms=2_000)
+            assert (values, received.leases[0].attempt) == ([b"a", b"b"], attempt)
+        dead = await wait_moved(queue, 2, topic="graves")
+        assert [(one.value, dict(one.headers)["quiver-dead-reason"]) for one in dead] == [
+            (b"a", b"max_attempts"),
+            (b"b", b"max_attempts"),
+        ]
+
+    simulate(test, is_managed=True)
+
+
+def test_changed_dead_letter_topic_gets_what_the_earlier_one_has_not() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        await cluster.produce(queue.topic_id, *(b"%d" % number for number in range(6)))
+        received, _ = await queue.receive(lease_ms=60_000)
+        await queue.settle(rejects=(QueueReject(0, 2, received.grant, "bad"),))
+        assert [one.value for one in await wait_moved(queue, 2)] == [b"0", b"1"]
+        change = ConfigureGroupCommand(now_ms=2, group="workers", settings=QueueSettings(dead_letter_topic="graves"))
+        await cluster.submit(change)
+        await queue.kill_leader()
+        await queue.settle(rejects=(QueueReject(3, 2, received.grant, "bad"),))
+        await queue.settle(acks=(ReceiptRange(2, 1, received.grant), ReceiptRange(5, 1, received.grant)))
+        assert [one.value for one in await wait_moved(queue, 6, topic="graves")] == [b"3", b"4"]
+        assert len(await read_dead(cluster)) == 2
+
+    simulate(test, is_managed=True)
