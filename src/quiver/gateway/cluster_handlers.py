@@ -15,6 +15,7 @@ from quiver.gateway.http import HttpResponse, HttpStatus
 from quiver.gateway.http_route import HTML, PROMETHEUS
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs
+from quiver.gateway.sync_probe import SyncProbe
 from quiver.metrics import render
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
@@ -64,6 +65,7 @@ class ClusterHandlers:
         self._own_address = own_address
         self._http_status = http_status
         self._timeout_ms = timeout_ms
+        self._sync_probe = SyncProbe(router, clock)
         self._openapi = HttpResponse(status=200, body=msgspec.json.encode(make_document()))
         self._docs = _page(render_docs())
 
@@ -102,11 +104,15 @@ class ClusterHandlers:
         """Return success: the process responds."""
         return contract.Answer()
 
-    async def readyz(self, _: contract.Parameters) -> contract.Answer:
-        """Return success if the node serves, else 503 with the reason."""
+    async def readyz(self, given: contract.ReadyQuery) -> contract.Answer:
+        """Return success if the node serves, and its replicas are in sync if that is asked for; else 503."""
         node = await self._describe()
         if not node.is_ready:
             raise UnavailableError(f"not ready: {node.unready}", code="not_ready")
+        if self._clock.wall_ms() - node.started_ms < given.in_sync_within_ms:
+            behind = await self._sync_probe.count_behind(self._own_address())
+            if behind:
+                raise UnavailableError(f"not ready: {behind} replicas are not in sync yet", code="not_ready")
         return contract.Answer()
 
     def openapi(self, _: contract.Parameters) -> HttpResponse:

@@ -548,6 +548,20 @@ class MetricsQuery(Parameters, frozen=True):
     node: Annotated[Id | None, Meta(description="Default: the node that answers. For nodes without a gateway.")] = None
 
 
+class ReadyQuery(Parameters, frozen=True):
+    """What a node waits for before it is ready."""
+
+    in_sync_within_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86_400_000,
+            description="For so long after its start, a node is ready only once all its replicas have been in sync: "
+            "a rolling update that asks for it stops no node while another still catches up. 0: do not wait.",
+        ),
+    ] = 0
+
+
 class ExplainQuery(Parameters, frozen=True):
     """A partition, and perhaps one of its records."""
 

@@ -318,7 +318,10 @@ _ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/readyz",
         section="Cluster",
-        summary="Return success if the node can serve, else 503 with the reason: it starts, or it has no primary.",
+        summary="Return success if the node can serve, else 503 with the reason: it starts, it has no primary, or "
+        "its replicas are not in sync yet, if that is asked for.",
+        parameters=contract.ReadyQuery,
+        failures=(422, 503),
         is_probe=True,
     ),
 )
