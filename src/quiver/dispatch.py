@@ -19,6 +19,7 @@ from quiver.clock import Clock
 from quiver.errors import ConflictError, QuiverError, RequestError
 from quiver.metadata import MetadataStore
 from quiver.metadata.quotas import OWNED_QUOTAS
+from quiver.model import TopicId
 from quiver.security import PrincipalKind
 from quiver.security.quotas import Quotas, Use
 from quiver.wire.group_messages import ConfigureGroup, JoinGroup
@@ -37,6 +38,26 @@ CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterCons
 """Requests that leave something behind that lasts."""
 OWNED = CREATIONS | {AddPartitionsRequest}
 """Requests that may be refused because of what a user owns."""
+
+
+class FlowWeights:
+    """The weights by which principals and topics share the turns of a node; requests may name a topic by its id."""
+
+    def __init__(self, store: MetadataStore, quotas: Quotas) -> None:
+        self._store = store
+        self._quotas = quotas
+
+    def weight_of(self, principal: str) -> int:
+        """See `quiver.turns.Weights`."""
+        return self._quotas.weight_of(principal)
+
+    def topic_weight_of(self, topic: str) -> int:
+        """See `quiver.turns.Weights`."""
+        topic_id = topic.removeprefix("#")
+        if topic_id != topic and topic_id.isdecimal():
+            row = self._store.view().topics.get(TopicId(int(topic_id)))
+            topic = "" if row is None else row.name
+        return self._quotas.topic_weight_of(topic)
 
 
 class RequestDispatcher:

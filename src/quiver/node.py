@@ -31,7 +31,7 @@ from quiver.access.provider import IdentityProvider
 from quiver.addresses import format_address, parse_address
 from quiver.broker import Broker, BrokerRegistration
 from quiver.config import SecurityMode, Settings, list_shared
-from quiver.dispatch import RequestDispatcher
+from quiver.dispatch import FlowWeights, RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import QuiverError, RequestError, StorageError
 from quiver.faults import judge, supervise
@@ -204,6 +204,7 @@ class Node:
             provider=self._provider,
         )
         self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access, self._quotas)
+        environment.turns.weigh(FlowWeights(self._store, self._quotas))
         self._dispatcher.add(self._authenticator.handlers() | AccessRequests(self._access).handlers())
 
     def _make_audit_writer(self) -> Callable[[bytes], Awaitable[None]] | None:

@@ -108,6 +108,18 @@ class Penalized(Protocol):
         ...
 
 
+class Weights(Protocol):
+    """The shares of principals and topics."""
+
+    def weight_of(self, principal: str) -> float:
+        """Return the weight of a principal."""
+        ...
+
+    def topic_weight_of(self, topic: str) -> float:
+        """Return the weight of a topic among those of its principal."""
+        ...
+
+
 class Flow:
     """What a topic of a principal has under way of the requests that waited for their turns."""
 
@@ -142,7 +154,8 @@ class Turns:
         self._counted = 0
         """Requests that were started since `_counted_since_s`, for the rate."""
         self._counted_since_s = 0.0
-        self._queue: FairQueue[_Turn] = FairQueue()
+        self._weights: Weights | None = None
+        self._queue: FairQueue[_Turn] = FairQueue(self._weight_of, self._topic_weight_of)
         self._flows: dict[tuple[str, str], Flow] = {}
         """Those with something under way."""
         self._last_key: tuple[str, str] | None = None
@@ -161,6 +174,16 @@ class Turns:
     def bind(self, loop: Loop) -> None:
         """Use a loop; the servers that share this object do it when they are entered."""
         self._loop = loop
+
+    def weigh(self, weights: Weights) -> None:
+        """Give principals and topics shares by their weights."""
+        self._weights = weights
+
+    def _weight_of(self, principal: str) -> float:
+        return 1.0 if self._weights is None else self._weights.weight_of(principal)
+
+    def _topic_weight_of(self, topic: str) -> float:
+        return 1.0 if self._weights is None else self._weights.topic_weight_of(topic)
 
     @property
     def waiting(self) -> int:

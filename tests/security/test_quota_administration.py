@@ -59,6 +59,10 @@ def test_quotas_are_set_listed_and_removed_over_http(cluster: LocalCluster) -> N
     set_quota(cluster, "topic:web", requests_per_second=0)
     (found,) = ask(cluster, "GET", "/quotas?subject=topic:web")[2]["quotas"]
     assert found["limits"] == {"bytes_in_per_second": 10**9, "requests_per_second": 0}
+    set_quota(cluster, "topic:web", weight=3)
+    (found,) = ask(cluster, "GET", "/quotas?subject=topic:web")[2]["quotas"]
+    assert found["limits"]["weight"] == 3
+    assert ask(cluster, "POST", "/quotas", {"subject": "topic:web", "weight": 0})[0] == 422
     assert ask(cluster, "DELETE", "/quotas?subject=topic:web")[0] < 300
     assert ask(cluster, "DELETE", "/quotas?subject=topic:web")[2]["code"] == "unknown_quota"
     assert ask(cluster, "GET", "/quotas")[2]["quotas"] == []
@@ -72,7 +76,10 @@ def test_command_line_takes_quantities_as_people_write_them(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = ["--url", cluster.urls[0]]
-    assert main(["quota", "set", "--topic", "*", "--bytes-in", "100GiB", "--requests", "unlimited", *url]) == 0
+    assert (
+        main(["quota", "set", "--topic", "*", "--bytes-in", "100GiB", "--requests", "unlimited", "--weight", "2", *url])
+        == 0
+    )
     assert main(["quota", "list", *url]) == 0
     shown = capsys.readouterr().out
     assert "100GiB" in shown
@@ -81,6 +88,7 @@ def test_command_line_takes_quantities_as_people_write_them(
     assert json.loads(capsys.readouterr().out)[0]["limits"] == {
         "bytes_in_per_second": 100 << 30,
         "requests_per_second": 0,
+        "weight": 2,
     }
     assert main(["quota", "remove", "--topic", "*", *url]) == 0
     assert main(["quota", "remove", "--topic", "*", *url]) == 2

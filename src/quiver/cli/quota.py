@@ -12,7 +12,7 @@ from quiver.cli.options import connect, examples, json_option, url_option
 from quiver.cli.output import Cell, print_json, print_table
 from quiver.cli.quantities import UNLIMITED, SizeType, format_size
 from quiver.errors import RequestError
-from quiver.security.limits import DEFAULT_SUBJECT, LIMIT_MAX, TOPIC_PREFIX, QuotaLimits
+from quiver.security.limits import DEFAULT_SUBJECT, LIMIT_MAX, TOPIC_PREFIX, WEIGHT_MAX, QuotaLimits
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -37,6 +37,7 @@ class CountType(click.ParamType[int]):
 
 _SIZE = SizeType(or_unlimited=True)
 _COUNT = CountType()
+_WEIGHT = click.IntRange(1, WEIGHT_MAX)
 _OPTIONS: Final[tuple[tuple[str, str, click.ParamType[int], str], ...]] = (
     ("requests_per_second", "--requests", _COUNT, "Requests a second."),
     ("mutations_per_second", "--mutations", _COUNT, "Requests a second that change something."),
@@ -48,6 +49,7 @@ _OPTIONS: Final[tuple[tuple[str, str, click.ParamType[int], str], ...]] = (
     ("topics_max", "--topics", _COUNT, "Topics that a user owns; deleted ones count until they are purged."),
     ("partitions_max", "--partitions", _COUNT, "Partitions of these topics."),
     ("registrations_max", "--registrations", _COUNT, "Producers and consumers that a user registered."),
+    ("weight", "--weight", _WEIGHT, "Share of the turns while a node is overloaded: 2 gets twice as many as 1."),
 )
 """The limits, with the options that set them."""
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.gateway.contract import NUMBER_MAX, Answer, Parameters
-from quiver.security.limits import LIMIT_MAX, QuotaLimits
+from quiver.security.limits import LIMIT_MAX, WEIGHT_MAX, QuotaLimits
 from quiver.security.permissions import ResourceKind, Verb
 from quiver.security.scram import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
@@ -228,6 +228,10 @@ class QuotaBody(Parameters, frozen=True):
     registrations_max: Annotated[Limit | None, Meta(description="Producers and consumers that a user registered.")] = (
         None
     )
+    weight: Annotated[
+        Annotated[int, Meta(ge=1, le=WEIGHT_MAX)] | None,
+        Meta(description="Share of the turns while a node has more to do than it can; 1 if it is never set."),
+    ] = None
 
 
 class QuotaItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -246,6 +246,8 @@ VERSION_9 = (
     )""",
 )
 
+VERSION_10 = ("ALTER TABLE quotas ADD COLUMN weight BIGINT",)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -265,6 +267,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_7),
     _run(VERSION_8),
     _run(VERSION_9),
+    _run(VERSION_10),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -160,5 +160,7 @@ def _check_limits(command: SetQuotaCommand) -> CommandRefusal | None:
         wrong = []
     if not wrong:
         return None
-    reason = "a topic has only rates" if command.subject != ANONYMOUS_SUBJECT else "only users own something"
+    reason = (
+        "a topic has only rates and a weight" if command.subject != ANONYMOUS_SUBJECT else "only users own something"
+    )
     return refuse("bad_quota", f"not done: {command.subject} cannot have {', '.join(wrong)}: {reason}")

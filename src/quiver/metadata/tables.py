@@ -233,8 +233,9 @@ quotas = Table(
     "quotas",
     METADATA,
     _text("subject", key=True),
-    *(_number(name, nullable=True) for name in QuotaLimits.__struct_fields__),
+    *(_number(name, nullable=True) for name in QuotaLimits.__struct_fields__ if name != "weight"),
     _number("changed_ms"),
+    _number("weight", nullable=True),
 )
 """A limit that is not set is NULL; 0 is no limit."""
 

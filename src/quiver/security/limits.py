@@ -17,10 +17,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quiver.security.permissions import ROLE_PREFIX
+from quiver.security.permissions import ROLE_PREFIX, USER_PREFIX
 from quiver.security.principal import Principal, PrincipalKind
 
 LIMIT_MAX = 2**50
+WEIGHT_MAX = 1_000
+WEIGHT_DEFAULT = 1
 QuotaSubject = Annotated[str, Meta(max_length=220)]
 """Room for the name of a topic."""
 DEFAULT_SUBJECT = "default"
@@ -50,6 +52,8 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Partitions of these topics."""
     registrations_max: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None
     """Producers and consumers that a user registered."""
+    weight: Annotated[int, Meta(ge=1, le=WEIGHT_MAX)] | None = None
+    """No limit, but the share of turns while a node has more to do than it can: twice the weight is twice the share."""
 
     def __str__(self) -> str:
         given = {name: getattr(self, name) for name in self.names}
@@ -72,8 +76,13 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 OWNED_LIMITS = frozenset(("topics_max", "partitions_max", "registrations_max"))
 """Limits on what a user owns in the cluster's metadata."""
-TOPIC_LIMITS = frozenset(("requests_per_second", "mutations_per_second", "bytes_in_per_second", "bytes_out_per_second"))
+TOPIC_LIMITS = frozenset(
+    ("requests_per_second", "mutations_per_second", "bytes_in_per_second", "bytes_out_per_second", "weight")
+)
 """Limits that a topic can have."""
+
+
+_NO_LIMITS = QuotaLimits()
 
 
 class FoundLimit(msgspec.Struct, frozen=True):
@@ -126,6 +135,18 @@ class QuotaTable:
             if (limit := find_limit(self._limits, name, principal=str(principal), roles=roles)) is not None
         }
         return msgspec.structs.replace(base, **found)
+
+    def weight_of(self, principal: str) -> int:
+        """Return the weight of a principal by its name, such as `user:alice`."""
+        if not self._limits:
+            return WEIGHT_DEFAULT
+        roles = self._roles.get(principal.removeprefix(USER_PREFIX), ()) if principal.startswith(USER_PREFIX) else ()
+        found = find_limit(self._limits, "weight", principal=principal, roles=roles)
+        return WEIGHT_DEFAULT if found is None else found.amount
+
+    def topic_weight_of(self, topic: str) -> int:
+        """Return the weight of a topic."""
+        return self.topic_limits_of(topic, _NO_LIMITS).weight or WEIGHT_DEFAULT
 
     def topic_limits_of(self, topic: str, base: QuotaLimits) -> QuotaLimits:
         """Return the limits of a topic; `base` are those of the node's settings."""

@@ -152,6 +152,14 @@ class Quotas:
         """Return whether anything is limited at present."""
         return not self._is_unlimited or not self._table().is_empty
 
+    def weight_of(self, principal: str) -> int:
+        """Return the share of turns of a principal by its name."""
+        return self._table().weight_of(principal)
+
+    def topic_weight_of(self, topic: str) -> int:
+        """Return the share of turns of a topic among those of a principal."""
+        return self._table().topic_weight_of(topic)
+
     def admit(self, principal: Principal, use: Use, now_ms: float) -> OverloadedError | None:
         """Take what a request of a principal uses, or return why it must wait."""
         return self._admit(self._account(principal, now_ms), use, now_ms, whose=f"principal {str(principal)!r}")

@@ -194,6 +194,21 @@ def test_topic_has_its_own_limit_or_that_of_all_topics() -> None:
     assert limits == Limits(requests_per_second=3, bytes_in_per_second=7, bytes_out_per_second=1)
 
 
+def test_weights_are_found_like_limits_and_are_one_otherwise() -> None:
+    rows = {
+        "user:alice": Limits(weight=5),
+        "role:a": Limits(weight=2),
+        "role:b": Limits(weight=3),
+        "default": Limits(requests_per_second=9),
+        "topic:*": Limits(weight=4),
+        "topic:logs": Limits(weight=7),
+    }
+    book = Quotas(table=lambda: QuotaTable(rows, {"alice": ["a"], "bob": ["a", "b"]}))
+    assert [book.weight_of(name) for name in ("user:alice", "user:bob", "user:eve", "anonymous")] == [5, 3, 1, 1]
+    assert [book.topic_weight_of(topic) for topic in ("logs", "other")] == [7, 4]
+    assert Quotas().weight_of("user:alice") == Quotas().topic_weight_of("logs") == 1
+
+
 def test_changed_limit_applies_from_the_next_request_on() -> None:
     tables = [QuotaTable({"default": Limits(requests_per_second=1, mutations_per_second=1)}, {})]
     book = Quotas(table=lambda: tables[-1])
