@@ -10,7 +10,7 @@ next requeue then produces the record once more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import click
 
@@ -20,6 +20,7 @@ from quiver.cli.output import Cell, describe_record, format_count, format_time, 
 from quiver.client.queue_groups import QueueDescription
 from quiver.errors import NotFoundError, QuiverError, RequestError
 from quiver.groups.settings import IN_FLIGHT_MAX, dead_letter_topic_of
+from quiver.model import PartitionId
 from quiver.record import Record
 from quiver.record.delay import DELIVER_AT_HEADER
 from quiver.record.queue_headers import (
@@ -34,8 +35,8 @@ from quiver.record.queue_headers import (
 
 BATCH = 500
 LEASE_S = 60.0
-WAIT_S = 1.0
-"""How long an answer of the partitions is waited for before there are no more dead letters."""
+WAIT_S = 0.2
+"""How long a further dead letter is waited for, beside the answers of all partitions."""
 
 VALUE_SHOWN = 60
 """Characters of a value in the list."""
@@ -98,13 +99,11 @@ def show_dead(*, group: str, letter: str, topic: str | None, as_json: bool, url:
     partition, offset = _parse_letter(letter)
     with connect(url) as cluster:
         name = _find_topic(_describe(cluster, group), topic)
-        batches = cluster.read_range(name, partition, offset, offset + 1)
-        record = next(
-            one
-            for batch in batches
-            for one in batch.records(partition=partition, topic=name)  # type: ignore[arg-type] # a partition's number
-            if one.offset == offset
-        )
+        with closing(cluster.read_range(name, partition, offset, offset + 1)) as batches:
+            records = (one for batch in batches for one in batch.records(partition=PartitionId(partition), topic=name))
+            record = next((one for one in records if one.offset == offset), None)
+    if record is None:
+        raise NotFoundError(f"there is no dead letter {letter} in topic {name!r}", code="unknown_letter")
     if as_json:
         print_json(describe_record(record))
         return

@@ -14,7 +14,7 @@ from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.tasks import gather_first_error
 from quiver.wire.group_messages import ConfigureGroup, DescribeGroups, GroupInfo, JoinGroup, QueueSettingsChange
-from quiver.wire.messages import MoveCursor, TopicInfo
+from quiver.wire.messages import GetMetadata, MoveCursor, TopicInfo
 from quiver.wire.queue_messages import GetQueue, QueueFound
 
 
@@ -105,9 +105,12 @@ async def open_group(
         raise RequestError("not done: a queue needs the name of its group: pass group=...", code="no_group_name")
     await router.find_topic(topic, deadline=deadline)
     known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
+    if known is None or _find_differing(known, change):  # perhaps only as the node that answered knows it
+        await _catch_up(router, deadline=deadline)
+        known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
     is_queue = known is not None and known.kind == "queue"
-    if known is not None and known.settings is not None and is_queue:
-        _check_settings(group, known.settings, change)
+    if known is not None:
+        _check_settings(known, change)
     if known is None or not is_queue or topic not in known.topics:
         group_id = await _register(
             router,
@@ -152,18 +155,30 @@ async def _configure(router: Router, request: ConfigureGroup, *, deadline: Deadl
     return configured.group_id
 
 
-def _check_settings(group: str, known: QueueSettings, change: QueueSettingsChange) -> None:
-    differing = [
-        f"{name} is {getattr(known, name)!r}, not {value!r}"
-        for name, value in given_settings(change).items()
-        if getattr(known, name) != value
-    ]
-    if differing:
+def _check_settings(known: GroupInfo, change: QueueSettingsChange) -> None:
+    if differing := _find_differing(known, change):
         raise ConflictError(
-            f"not done: group {group!r} has other settings: {'; '.join(differing)}; leave them out to use the group as "
-            "it is, or change it for everybody with configure_queue() or `quiver queue configure`",
+            f"not done: group {known.group!r} has other settings: {'; '.join(differing)}; leave them out to use the "
+            "group as it is, or change it for everybody with configure_queue() or `quiver queue configure`",
             code="queue_settings",
         )
+
+
+def _find_differing(known: GroupInfo, change: QueueSettingsChange) -> list[str]:
+    """Return in which settings a queue differs from those that are asked for; a group of streams does in none."""
+    if known.kind != "queue" or known.settings is None:
+        return []
+    return [
+        f"{name} is {getattr(known.settings, name)!r}, not {value!r}"
+        for name, value in given_settings(change).items()
+        if getattr(known.settings, name) != value
+    ]
+
+
+async def _catch_up(router: Router, *, deadline: Deadline) -> None:
+    """Let what is asked next be no older than now: nodes that lag behind the primary catch up before they answer."""
+    found, _ = await router.ask(GetMetadata(topics=(), is_linearizable=True), deadline=deadline)
+    router.cache.record_index(found.index)
 
 
 async def _start_at_end(router: Router, topic: str, group_id: ConsumerId, *, deadline: Deadline) -> None:
@@ -195,6 +210,7 @@ async def find_queue(router: Router, group: str, *, deadline: Deadline, on_behal
         NotFoundError: there is no such group (`unknown_group`).
         ConflictError: it reads streams (`not_a_queue`).
     """
+    await _catch_up(router, deadline=deadline)
     known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
     if known is None:
         raise NotFoundError(f"not done: unknown group {group!r}", code="unknown_group")
@@ -205,6 +221,7 @@ async def find_queue(router: Router, group: str, *, deadline: Deadline, on_behal
 
 async def list_queues(router: Router, *, deadline: Deadline) -> list[QueueDescription]:
     """Return all queues, sorted by name, without their partitions."""
+    await _catch_up(router, deadline=deadline)
     found, _ = await router.ask(DescribeGroups(with_members=False), deadline=deadline)
     return [_describe(one) for one in found.groups if one.kind == "queue"]
 

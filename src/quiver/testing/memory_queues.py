@@ -307,7 +307,7 @@ class MemoryQueues:
             first_offset=partition.first_offset,
             end_offset=partition.end_offset,
             in_flight_max=settings.in_flight_max,
-            stall="" if ready else self._find_stall(settings, queue),
+            stall="" if due or (ready and len(entries) < settings.in_flight_max) else self._find_stall(settings, queue),
         )
 
 

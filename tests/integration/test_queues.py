@@ -1,0 +1,135 @@
+"""Work queues on real nodes: threads, a dead leader, curl alone, and the commands for dead letters."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from waiting import wait_until
+
+import quiver
+from quiver.cli import main
+from quiver.testing import LocalCluster
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=3) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(local: LocalCluster) -> Iterator[quiver.Cluster]:
+    with local.connect() as connected:
+        yield connected
+
+
+def fill(cluster: quiver.Cluster, topic: str, number: int, *, partitions: int = 1) -> None:
+    cluster.create_topic(topic, partitions=partitions, exist_ok=True)
+    with cluster.producer(topic) as producer:
+        for one in range(number):
+            producer.send(f"job {one}", partition=one % partitions)
+
+
+def curl(local: LocalCluster, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    """Call a node with curl, as anybody would."""
+    command = ["curl", "-s", "-w", "%{http_code}", "-X", "POST", "-d", msgspec.json.encode(body).decode()]
+    done = subprocess.run([*command, f"{local.urls[0]}{path}"], capture_output=True, check=True)
+    answer, status = done.stdout[:-3], int(done.stdout[-3:])
+    return status, msgspec.json.decode(answer) if answer else {}
+
+
+def test_threads_share_a_queue_while_a_leader_dies(local: LocalCluster, cluster: quiver.Cluster) -> None:
+    fill(cluster, "threads", 300, partitions=3)
+    seen: Counter[str] = Counter()
+    unknown: set[str] = set()
+    with local.connect() as connected:
+        queue = connected.queue("threads", group="threads", lease=2)
+
+        def work() -> None:
+            for job in queue:
+                text = job.text or ""
+                try:
+                    with job:
+                        time.sleep(0.005)
+                    seen[text] += 1
+                except quiver.FencedError:
+                    continue  # another thread has it
+                except quiver.QuiverError:
+                    unknown.add(text)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(seen) > 20)
+        leader = cluster.describe_topic("threads").partitions[0].leader
+        assert leader is not None
+        local.kill(leader)
+        wait_until(lambda: len(seen.keys() | unknown) == 300)
+        queue.stop()
+        for thread in threads:
+            thread.join()
+    local.start(leader)
+    assert max(seen.values()) == 1
+    left = cluster.describe_queue("threads").partitions
+    assert sum(one.ready + one.leased + one.waiting for one in left) <= len(unknown - seen.keys())
+
+
+def test_curl_is_enough_to_work(local: LocalCluster, cluster: quiver.Cluster) -> None:
+    fill(cluster, "curled", 3)
+    queue = {"topic": "curled", "group": "curled"}
+    status, answer = curl(local, "/queue/receive", **queue, max=2)
+    assert (status, [job["message"] for job in answer["jobs"]]) == (200, ["job 0", "job 1"])
+    first, second = (job["receipt"] for job in answer["jobs"])
+    assert curl(local, "/queue/ack", **queue, receipt=first) == (200, {"status": "success", "count": 1})
+    assert curl(local, "/queue/nack", **queue, receipts=[second], delay_ms=0)[0] == 200
+    status, answer = curl(local, "/queue/receive", **queue, max=10, wait_ms=2000)
+    assert {job["message"]: job["attempt"] for job in answer["jobs"]}["job 1"] == 2
+    status, answer = curl(local, "/queue/ack", **queue, receipt=second)
+    assert (status, answer["code"]) == (409, "stale_receipt")
+
+
+def test_dead_letters_are_listed_shown_requeued_and_purged(
+    local: LocalCluster, cluster: quiver.Cluster, capsys: Output
+) -> None:
+    fill(cluster, "letters", 3)
+    with cluster.queue("letters", group="readers") as queue:
+        jobs: list[quiver.Job] = []
+        while len(jobs) < 3:
+            jobs += queue.receive(3)
+        for job in jobs:
+            job.reject(f"bad {job.text}")
+
+    def run(*arguments: str) -> str:
+        assert main(["queue", *arguments, "--url", local.addresses[0]]) == 0
+        return capsys.readouterr().out
+
+    def count() -> int:
+        return len(msgspec.json.decode(run("dead", "list", "readers", "--json")))
+
+    wait_until(lambda: count() == 3)
+    assert "bad job 1" in run("dead", "list", "readers")
+    assert "quiver-dead-reason: bad job 2" in run("dead", "show", "readers", "0:2")
+    assert run("dead", "requeue", "readers", "0:1") == "requeued 1 dead letter\n"
+    assert count() == 2
+    with cluster.queue("letters", group="readers") as queue:
+        (job,) = queue.receive(10, timeout=5)
+        assert (job.text, job.offset, job.headers) == ("job 1", 3, ())
+        job.ack()
+    assert run("dead", "purge", "readers", "--reason", "job 2", "--yes") == "purged 1 dead letter\n"
+    assert count() == 1
+    assert main(["queue", "dead", "requeue", "readers", "0:1", "--url", local.addresses[0]]) == 2
+    assert "unknown_letter" in capsys.readouterr().err
+    assert run("dead", "requeue", "readers", "--all") == "requeued 1 dead letter\n"
+    assert "no dead letters" in run("dead", "list", "readers")
+    assert "letters" in run("list")
+    assert run("configure", "readers", "--lease", "2m") == "configured readers\n"
+    assert "lease: 2m" in run("describe", "readers")
