@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from io import IOBase
 from string import Formatter
@@ -38,12 +38,15 @@ from quiver.cli.options import (
 )
 from quiver.cli.output import describe_record, format_count, format_time, printable
 from quiver.client.frames import require_arrow
+from quiver.errors import FencedError, NotFoundError
 from quiver.model import Offset, PartitionId
 from quiver.record.batch import Record
 
 POLL_S = 0.5
 """Longest wait for records; bounds the delay of noticing the end of a topic, and of a due commit."""
 COMMIT_INTERVAL_S = 1.0
+NO_PARTITION_S = 3.0
+"""Time without a partition after which a member of a group stops, unless it follows."""
 _LATEST = Start(offset="latest")
 
 TEMPLATE_FIELDS: Final = ("time", "timestamp", "partition", "offset", "key", "value", "headers")
@@ -74,13 +77,8 @@ _MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar=
 @click.option("--follow", is_flag=True, help="Keep waiting for new records, until Ctrl-C.")
 @partitions_option
 @_MAX
-@click.option(
-    "--group",
-    "--consumer",
-    "name",
-    metavar="NAME",
-    help="Resume at the cursors of this name, and move them.",
-)
+@click.option("--group", metavar="NAME", help="Share the partitions with the other members of this group.")
+@click.option("--consumer", "name", metavar="NAME", help="Resume at the cursors of this name, and move them.")
 @click.option(
     "--format",
     "format_",
@@ -108,6 +106,7 @@ def consume(
     follow: bool,
     partitions: tuple[int, ...],
     records_max: int | None,
+    group: str | None,
     name: str | None,
     format_: Format,
     template: str | None,
@@ -116,27 +115,40 @@ def consume(
 ) -> None:
     """Write the records of TOPIC, in order within each partition; stop at the end offsets of the start of the command.
 
-    With --group, start at the cursors of that name, unless --from is given, and move them past the records that were
-    written. Arrow is written as a stream to a pipe and as a file with --output; Arrow and Parquet need pyarrow.
+    With --group or --consumer, start at the cursors of that name, unless --from is given, and move them past the
+    records that were written. Members of a group get different partitions; one that has none for a while stops. Arrow
+    is written as a stream to a pipe and as a file with --output; Arrow and Parquet need pyarrow.
     """
     _check_usage(format_, follow=follow, output=output)
+    if group is not None and (name is not None or partitions):
+        raise click.UsageError("--group goes with neither --consumer nor --partition: the group has the partitions")
     if (start is not None) + (last is not None) > 1 or (follow and until is not None):
         raise click.UsageError("give at most one of --from and --last, and of --follow and --until")
     if template is not None and format_ != "text":
         raise click.UsageError("give at most one of --template and --format")
     render = None if template is None else make_template(template)
     with connect(url) as cluster, ExitStack() as opened:
-        consumer = _open_consumer(cluster, topic, name, partitions=partitions, start=start)
-        if last is not None:
-            _seek_last(cluster, consumer, topic, last)
+        place = _make_placement(cluster, topic, start, last)
+        member = None if group is None else _Member(place, is_line=format_ in ("text", "json"))
+        if member is not None and group is not None:
+            consumer = member.join(cluster, topic, group, start)
+        else:
+            consumer = _open_consumer(cluster, topic, name, partitions=partitions, start=start)
+            if place is not None:
+                for partition in consumer.partitions:
+                    place(consumer, partition)
         stream = opened.enter_context(_open_output(output))  # not before: an existing file is overwritten
+        opened.enter_context(consumer)  # after an error, a member leaves its group without a commit
         is_terminal = output is None and sys.stdout.isatty()
         sink: Sink
         if render is None:
             sink = open_sink(format_, stream, is_terminal=is_terminal, is_file=output is not None)
         else:
             sink = LineSink(stream, render)
-        copy = _RecordCopy(consumer, sink, stream, records_max=records_max, is_following=follow)
+        if member is not None:
+            member.stream = stream
+        ends = None if follow else cluster.offsets(topic, "latest").offsets
+        copy = _RecordCopy(consumer, sink, stream, records_max=records_max, ends=ends)
         if until is not None:
             copy.stop_at(cluster.offsets(topic, round(until.timestamp() * 1000)).offsets)
         copy.run()
@@ -160,7 +172,7 @@ def tail(*, topic: str, partitions: tuple[int, ...], records_max: int | None, as
         if sys.stderr.isatty():
             click.echo(f"waiting for records of {topic}; Ctrl-C stops", err=True)
         render = json_line if as_json else coloured_line if sys.stdout.isatty() else pretty_line
-        _RecordCopy(consumer, LineSink(stream, render), stream, records_max=records_max, is_following=True).run()
+        _RecordCopy(consumer, LineSink(stream, render), stream, records_max=records_max, ends=None).run()
 
 
 def _check_usage(format_: Format, *, follow: bool, output: str | None) -> None:
@@ -181,37 +193,90 @@ def _open_output(path: str | None) -> Iterator[BinaryIO]:
         yield file
 
 
+Place = Callable[[quiver.Consumer, int], None]
+"""Moves a consumer to its start in a partition."""
+
+
 def _open_consumer(
     cluster: quiver.Cluster, topic: str, name: str | None, *, partitions: tuple[int, ...], start: Start | None
 ) -> quiver.Consumer:
-    """Return a consumer at its start position."""
     first = "latest" if start == _LATEST else "earliest"
-    consumer = cluster.consumer(topic, name, partitions=partitions, start=first, on_trimmed="earliest")  # type: ignore[arg-type] # one of the two
-    is_there = start is None or (name is None and start.offset in ("earliest", "latest"))
-    if start is not None and not is_there:
-        for partition in consumer.partitions:
-            consumer.seek(partition, start.offset, timestamp=start.timestamp)
-    return consumer
+    return cluster.consumer(topic, name, partitions=partitions, start=first, on_trimmed="earliest")  # type: ignore[arg-type] # one of the two
 
 
-def _seek_last(cluster: quiver.Cluster, consumer: quiver.Consumer, topic: str, count: int) -> None:
-    """Start a number of records before the end of each partition, or at its first record."""
-    first = cluster.offsets(topic, "earliest").offsets
-    for partition, end in consumer.end_offsets().items():
-        consumer.seek(partition, max(end - count, first[partition]))
+def _make_placement(cluster: quiver.Cluster, topic: str, start: Start | None, last: int | None) -> Place | None:
+    """Return what moves a consumer to its start in a partition; None: it starts at its cursor."""
+    if last is not None:
+        first, ends = cluster.offsets(topic, "earliest").offsets, cluster.offsets(topic, "latest").offsets
+        return lambda consumer, at: consumer.seek(at, max(ends.get(at, 0) - last, first.get(at, 0)))
+    if start is not None:
+        return lambda consumer, at: consumer.seek(at, start.offset, timestamp=start.timestamp)
+    return None
+
+
+class _Member:
+    """A member of a group: places each partition that it gets for the first time, and syncs before it gives one up."""
+
+    def __init__(self, place: Place | None, *, is_line: bool) -> None:
+        self.stream: BinaryIO | None = None
+        self._place, self._is_line = place, is_line
+        self._placed: set[int] = set()
+        self._consumer: quiver.Consumer | None = None
+
+    def join(self, cluster: quiver.Cluster, topic: str, group: str, start: Start | None) -> quiver.Consumer:
+        """Return a consumer that is a member of the group.
+
+        Only lines are complete when they are written: the cursors of other formats move when the output is closed.
+        """
+        self._consumer = cluster.consumer(
+            topic,
+            group=group,
+            start="latest" if start == _LATEST else "earliest",
+            on_trimmed="earliest",
+            commit_on_release=self._is_line,
+            on_assign=self._assign,
+            on_revoke=self._revoke,
+        )
+        return self._consumer
+
+    def _assign(self, places: Sequence[tuple[str, int]]) -> None:
+        for _, partition in places:
+            if self._place is not None and self._consumer is not None and partition not in self._placed:
+                self._placed.add(partition)
+                self._place(self._consumer, partition)
+
+    def _revoke(self, _: Sequence[tuple[str, int]]) -> None:
+        if self.stream is not None and self._is_line:
+            _sync(self.stream)
+
+
+def _sync(stream: BinaryIO) -> None:
+    """Put a file on disk, before cursors move: a crash may repeat records in it, and never skips any."""
+    if stream is not sys.stdout.buffer:
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 class _RecordCopy:
     """Copies records from a consumer to a sink until the end, and commits the consumer's cursors."""
 
     def __init__(
-        self, consumer: quiver.Consumer, sink: Sink, stream: BinaryIO, *, records_max: int | None, is_following: bool
+        self,
+        consumer: quiver.Consumer,
+        sink: Sink,
+        stream: BinaryIO,
+        *,
+        records_max: int | None,
+        ends: Mapping[int, int] | None,
     ) -> None:
+        """Copy up to the end offsets of the partitions, or for ever if they are None."""
         self.count = 0
         self._consumer, self._sink, self._stream = consumer, sink, stream
         self._records_max = sys.maxsize if records_max is None else records_max
-        self._end_offsets: dict[int, int] = {} if is_following else dict(consumer.end_offsets().items())
-        self._is_following = is_following
+        self._end_offsets: dict[int, int] = dict(ends or {})
+        self._is_following = ends is None
+        self._read_s = time.monotonic()
+        """When it had a partition last: a member of a group may have none."""
         self._cuts: Mapping[int, int] = {}
         """Offsets inside of partitions at which it ends: records that were polled from there on are left out."""
         self._written = self._positions()
@@ -246,7 +311,11 @@ class _RecordCopy:
     def _is_at_end(self) -> bool:
         if self._is_following:
             return False
-        return all(self._consumer.position(at) >= end for at, end in self._end_offsets.items())
+        positions = self._find_positions()
+        if not positions:
+            return time.monotonic() - self._read_s > NO_PARTITION_S
+        self._read_s = time.monotonic()
+        return all(offset >= self._end_offsets.get(at, 0) for at, offset in positions.items())
 
     def _finish(self) -> None:
         self._sink.close()
@@ -257,18 +326,28 @@ class _RecordCopy:
         self._committed_s = time.monotonic()
         if self._consumer.consumer_id is None:
             return
-        if self._stream is not sys.stdout.buffer:
-            # On disk before the cursors move: a crash may repeat records in the file, and never skips any.
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-        for partition, offset in self._written.items():
-            if self._consumer.position(partition) != offset:  # polled, but an interrupt came before the write
-                self._consumer.seek(partition, offset)
-        self._consumer.commit()
+        _sync(self._stream)
+        for partition, offset in self._find_positions().items():
+            written = self._written.get(partition, offset)
+            if offset != written:  # polled, but an interrupt came before the write
+                self._consumer.seek(partition, written)
+        try:
+            self._consumer.commit()
+        except FencedError as error:
+            if self._consumer.member_id is None:
+                raise
+            click.echo(str(error), err=True)
 
     def _positions(self) -> dict[int, int]:
-        positions = {partition: self._consumer.position(partition) for partition in self._consumer.partitions}
-        return {at: min(offset, self._cuts.get(at, offset)) for at, offset in positions.items()}
+        return {at: min(offset, self._cuts.get(at, offset)) for at, offset in self._find_positions().items()}
+
+    def _find_positions(self) -> dict[int, int]:
+        """Return the positions in the partitions that it has now; a group may take one at any time."""
+        found: dict[int, int] = {}
+        for partition in self._consumer.partitions:
+            with suppress(NotFoundError):
+                found[partition] = self._consumer.position(partition)
+        return found
 
 
 Format = Literal["text", "json", "arrow", "parquet"]

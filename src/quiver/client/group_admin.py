@@ -19,6 +19,7 @@ from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.routing.router import Router
 from quiver.tasks import gather_first_error
 from quiver.wire.group_messages import DeleteGroup, DescribeGroups, GroupInfo, RestartGroup
+from quiver.wire.messages import GetMetadata
 
 RESET_PAUSE_MS: Final = 60_000
 """Time after which members get partitions again although a reset was interrupted."""
@@ -75,11 +76,13 @@ class ResetTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 async def find_groups(router: Router) -> list[GroupInfo]:
     """Return all groups, sorted by name."""
+    await _catch_up(router)
     return list((await router.ask(DescribeGroups(), deadline=router.deadline()))[0].groups)
 
 
 async def find_group(router: Router, group: str) -> GroupInfo:
     """Return a group; raise `NotFoundError` if there is none of that name."""
+    await _catch_up(router)
     found, _ = await router.ask(DescribeGroups(groups=(group,)), deadline=router.deadline())
     if not found.groups:
         message = f"not done: unknown group {group!r}; `quiver group list` shows all groups"
@@ -145,6 +148,12 @@ async def delete_group(router: Router, group: str, *, is_forced: bool, on_behalf
     request = DeleteGroup(group=group, is_forced=is_forced, on_behalf_of=on_behalf_of)
     done, _ = await router.ask(request, deadline=router.deadline())
     router.cache.record_index(done.index)
+
+
+async def _catch_up(router: Router) -> None:
+    """Let the next answer be as new as the primary's metadata: a member that has just left is not shown."""
+    found, _ = await router.ask(GetMetadata(topics=(), is_linearizable=True), deadline=router.deadline())
+    router.cache.record_index(found.index)
 
 
 def _require_inactive(info: GroupInfo, *, is_forced: bool) -> None:

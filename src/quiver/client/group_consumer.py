@@ -195,7 +195,7 @@ class GroupConsumerCore(ConsumerCore):
     async def _wait_first_assignment(self, deadline: Deadline) -> None:
         waiting_ms = min(deadline.remaining_ms, OPEN_ASSIGNMENT_MS)
         limit = Deadline(self._router.clock, waiting_ms)
-        while not (self.readers or self._unannounced or self._failure) and not limit.is_over:
+        while (not self.readers or self._beginning) and self._failure is None and not limit.is_over:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), limit.remaining_ms / 1000)
@@ -215,6 +215,7 @@ class GroupConsumerCore(ConsumerCore):
             if membership is not None and membership.group_id is not None:
                 with suppress(QuiverError):  # it expires
                     await self._host.run(membership.leave(self._router.deadline()))
+                self._router.cache.record_index(membership.view.index)
             await super().close(is_committing=False)
 
     async def _leave(self, *, is_committing: bool) -> None:

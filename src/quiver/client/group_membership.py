@@ -20,7 +20,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from quiver.client.consumer_core import Place
-from quiver.errors import NotFoundError, OutcomeUnknownError, QuiverError, RequestError, StorageError, UnavailableError
+from quiver.errors import (
+    FencedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    QuiverError,
+    RequestError,
+    StorageError,
+    UnavailableError,
+)
 from quiver.model import ConsumerId, Index
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
@@ -28,6 +36,7 @@ from quiver.tasks import timeout
 from quiver.wire.group_messages import (
     HEARTBEATS_PER_TIMEOUT,
     AssignedPartition,
+    DescribeGroups,
     GroupAssignment,
     GroupHeartbeat,
     JoinGroup,
@@ -162,7 +171,8 @@ class GroupMembership:
         is_member, self._is_leaving = not (self._is_leaving or self._is_out), True
         if is_member and self.group_id is not None:
             request = LeaveGroup(group_id=self.group_id, member_id=self.view.member_id)
-            await self._router.ask(request, deadline=deadline)
+            done, _ = await self._router.ask(request, deadline=deadline)
+            self._set(MembershipView(joins=self.view.joins, index=done.index))
 
     async def check(self) -> None:
         """Ask at once whether it is still a member; the consumer is told that there is an answer."""
@@ -248,12 +258,27 @@ class GroupMembership:
         self._set(MembershipView(joins=self.view.joins, index=self.view.index))
         while not self._is_leaving:
             try:
+                await self._require_own_instance()
                 await self.join(self._router.deadline())
             except (UnavailableError, OutcomeUnknownError, StorageError):
                 continue  # the router has waited between its attempts
             except RequestError as error:
                 self._fail(error)
             return
+
+    async def _require_own_instance(self) -> None:
+        """Raise `FencedError` if another process has this one's instance name: both would take it in turns for ever."""
+        if not self._join.instance:
+            return
+        request = DescribeGroups(groups=(self._join.group,))
+        found, _ = await self._router.ask(request, deadline=self._router.deadline())
+        for member in (member for group in found.groups for member in group.members):
+            if member.instance == self._join.instance:
+                message = (
+                    f"not done: another process ({member.client}) is instance {member.instance!r} of group"
+                    f" {self._join.group!r} now; give each process a name of its own"
+                )
+                raise FencedError(message)
 
     def _wait_ms(self) -> int:
         """Return how long a heartbeat may wait: less if the application's time is over before the next one."""
