@@ -63,7 +63,10 @@ WAITERS_MAX = 10_000
 """Receives that may wait for records of one partition."""
 TIMER_S_MAX = 1.0
 """Longest time between two looks at leases that end while receives wait: wall clocks jump."""
+WAIT_S_MIN = 0.001
+"""A receive with less time left does not wait: a timer may be early by a rounding error."""
 KILLS_PER_ENTRY = 1_000
+"""Records without an attempt left that one entry ends, as runs."""
 
 
 class ReceiveRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +185,7 @@ class QueueHandler:
                     await self._read(plan.missing, request, held)
                     continue
             remaining_s = until_s - asyncio.get_running_loop().time()
-            if remaining_s <= 0:
+            if remaining_s < WAIT_S_MIN:
                 stall = find_stall(window, self._state.end_offset, request.settings.in_flight_max, now_ms)
                 await self._wait_settled()
                 return ReceiveResult(stall=stall)
