@@ -124,7 +124,6 @@ def describe_consumer_groups(status: GroupsStatus) -> Iterable[MetricFamily]:
             status.unassigned,
         ),
         gauge("quiver_group_revoking_partitions", "Partitions that members were asked to release.", status.revoking),
-        gauge("quiver_group_waiting_heartbeats", "Heartbeats that wait for a new assignment.", status.waiting),
         labelled(
             "quiver_group_rebalances_total",
             "counter",

@@ -2,7 +2,7 @@
 
 Reads are served from this node's own copy of the metadata, at most `metadata.staleness_ms_max` old; linearizable reads
 by the primary. Changes are made by the primary (`change_handler`); any other node forwards them (`node_router`). The
-service keeps no state.
+service keeps no state, but for heartbeats of members of groups that wait for a new assignment.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
 
+import msgspec
+
 from quiver.clock import Clock
 from quiver.config import EncryptionSettings, ManagerSettings
-from quiver.errors import NotAllowedError
+from quiver.errors import NotAllowedError, UnavailableError
 from quiver.manager import describe
+from quiver.manager.assignment_waiters import AssignmentWaiters
 from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
-from quiver.manager.describe_groups import describe_groups
+from quiver.manager.describe_groups import describe_assignment, describe_groups
 from quiver.manager.group_requests import GROUP_CHANGES, GroupChange, GroupRequestHandler
 from quiver.manager.node_claims import check_sender
 from quiver.manager.node_router import NodeRouter
@@ -26,7 +29,7 @@ from quiver.security import PrincipalKind
 from quiver.security.certificates import Authority
 from quiver.security.tokens import Token, new_token
 from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
-from quiver.wire.group_messages import DescribeGroups
+from quiver.wire.group_messages import HEARTBEAT_WAIT_MS_MAX, DescribeGroups, GroupAssignment, GroupHeartbeat
 from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
 from quiver.wire.requests import Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
@@ -53,6 +56,7 @@ class AdminService:
         self._settings = settings
         self._heartbeats = heartbeats
         self._groups = GroupRequestHandler(store, clock=clock)
+        self._waiters = AssignmentWaiters(store)
         self._changes = ChangeHandler(
             store,
             clock=clock,
@@ -73,11 +77,9 @@ class AdminService:
             ListHolds: self._list_holds,
             DescribeGroups: self._describe_groups,
         }
-        return (
-            reads
-            | dict.fromkeys(GROUP_CHANGES, self._change_group)
-            | dict.fromkeys(get_args(ChangeRequest), self._change)
-        )
+        groups: dict[type[Request[Any]], RequestHandler] = dict.fromkeys(GROUP_CHANGES, self._change_group)
+        groups[GroupHeartbeat] = self._group_heartbeat
+        return reads | groups | dict.fromkeys(get_args(ChangeRequest), self._change)
 
     async def _get_metadata(self, caller: Caller, request: GetMetadata, payload: memoryview) -> Answer:
         if request.is_linearizable:
@@ -122,7 +124,25 @@ class AdminService:
     async def _change_group_here(self, caller: Caller, request: GroupChange) -> Answer:
         if self._heartbeats is None:
             raise NotPrimaryError("not done: this node is not a manager")
-        return await self._groups.carry_out(request, caller, self._heartbeats.groups), ()
+        return await self._groups.carry_out(request, caller.identity, self._heartbeats.groups), ()
+
+    async def _group_heartbeat(self, caller: Caller, request: GroupHeartbeat, payload: memoryview) -> Answer:
+        """Pass a heartbeat to the primary; wait here, not there, if the member has seen its assignment."""
+        begun_ms = self._clock.monotonic_ms()
+        answer, parts = await self._change_group(caller, msgspec.structs.replace(request, wait_ms=0), payload)
+        assert isinstance(answer, GroupAssignment)
+        now_ms = self._clock.monotonic_ms()
+        end_ms = begun_ms + min(request.wait_ms, HEARTBEAT_WAIT_MS_MAX)
+        wait_ms = min(end_ms - now_ms, caller.wait_ms(now_ms))
+        if request.is_forwarded or answer.version > request.seen or wait_ms <= 0:
+            return answer, parts
+        try:
+            await self._store.wait_known(answer.index, wait_ms)
+        except UnavailableError:
+            return answer, parts
+        key, wait_ms = (request.group_id, request.member_id), max(0, end_ms - self._clock.monotonic_ms())
+        found = await self._waiters.wait_newer(key, request.seen, wait_ms=wait_ms)
+        return (answer if found is None else describe_assignment(*found)), parts
 
     async def _read_current(self, request: GetMetadata) -> Answer:
         view = await self._store.read(linearizable=True)

@@ -1,8 +1,8 @@
 """The coordinator of all consumer groups, on the primary: heartbeats in, membership and assignment out, as commands.
 
 Members, their partitions and epochs are metadata: a new primary continues where the last one stopped, without a
-rebalance. In memory are only signs of life (`group_liveness`), the heartbeats that wait for a new assignment, and which
-groups are to be looked at again.
+rebalance. In memory are only signs of life (`group_liveness`), and which groups are to be looked at again. Heartbeats
+that wait for a new assignment do so on the nodes that received them (`assignment_waiters`).
 
 A group is planned anew when its members or its topics change, after a short time in which further changes are gathered:
 a thousand members that join together lead to a few plans. The plan's commands name the version of the group that they
@@ -23,10 +23,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from quiver.clock import Clock
-from quiver.errors import FencedError, NotFoundError, OutcomeUnknownError, QuiverError, RequestError, UnavailableError
+from quiver.errors import OutcomeUnknownError, QuiverError, RequestError, UnavailableError
 from quiver.logs import facts
 from quiver.manager.group_liveness import GroupLiveness, MemberKey
-from quiver.manager.group_plan import count_unassigned, plan_commands, plan_group
+from quiver.manager.group_plan import count_unassigned, find_member, plan_commands, plan_group
 from quiver.metadata import (
     Command,
     CommandDone,
@@ -122,8 +122,6 @@ class GroupsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions that members subscribe to and nobody owns."""
     revoking: int = 0
     """Partitions that members were asked to release."""
-    waiting: int = 0
-    """Heartbeats that wait for a new assignment."""
     rebalances: tuple[tuple[str, int], ...] = ()
     """How often this primary gave or took partitions, by reason."""
 
@@ -135,7 +133,6 @@ class GroupCoordinator:
         self._store = store
         self._clock = clock
         self._liveness = GroupLiveness(clock)
-        self._waiting: dict[MemberKey, list[asyncio.Future[None]]] = {}
         self._identities: dict[MemberKey, ConnectionIdentity] = {}
         """Who sent the last heartbeat of each member with a pattern: it decides which topics match."""
         self._planned: dict[ConsumerId, tuple[frozenset[str], tuple[tuple[TopicId, int], ...]]] = {}
@@ -168,8 +165,6 @@ class GroupCoordinator:
             self._is_over = True
             for batcher in batchers:
                 batcher.close()
-            for key in list(self._waiting):
-                self._wake(key)
 
     def status(self) -> GroupsStatus:
         """Return a snapshot for people and metrics."""
@@ -181,7 +176,6 @@ class GroupCoordinator:
             assigned=sum(len(member.owned) for member in members),
             unassigned=sum(count_unassigned(view, view.members_of(group_id))[1] for group_id in view.consumer_groups),
             revoking=sum(one.is_revoking for member in members for one in member.owned),
-            waiting=sum(map(len, self._waiting.values())),
             rebalances=tuple((reason, self._rebalances[reason]) for reason in _REASONS),
         )
 
@@ -193,9 +187,9 @@ class GroupCoordinator:
         self._note_identity(key, identity)
 
     async def handle_heartbeat(
-        self, request: GroupHeartbeat, identity: ConnectionIdentity, *, wait_ms: float
+        self, request: GroupHeartbeat, identity: ConnectionIdentity
     ) -> tuple[View, GroupMemberRow]:
-        """Return a member and the view it is from, at once if its version is not the one it has seen.
+        """Record a sign of life and what was released; return the member, and the view it is from.
 
         Raises:
             NotFoundError: not done; it is no member (`unknown_member`).
@@ -211,7 +205,6 @@ class GroupCoordinator:
             await self._releases.submit(
                 PartitionRelease(*key, one.topic_id, one.partition_id, one.epoch) for one in request.released
             )
-        await self._wait_changed(key, request.seen, wait_ms)
         return self._find(key)
 
     async def handle_leave(self, key: MemberKey) -> None:
@@ -222,45 +215,7 @@ class GroupCoordinator:
     def _find(self, key: MemberKey) -> tuple[View, GroupMemberRow]:
         if self._is_over or not self._store.is_primary:
             raise NotPrimaryError("not done: this manager is not the primary", leader=self._store.primary)
-        view = self._store.view()
-        member = view.group_members.get(key)
-        if member is not None:
-            return view, member
-        if any(one.replaces == key[1] for one in view.members_of(key[0])):
-            raise FencedError(
-                f"not done: another process has joined as the instance of member {key[1]!r}", code="member_replaced"
-            )
-        raise NotFoundError(
-            f"not done: {key[1]!r} is no member of group {key[0]}: it left, was silent for longer than its session "
-            "timeout, or the group was deleted; join again",
-            code="unknown_member",
-        )
-
-    async def _wait_changed(self, key: MemberKey, seen: int, wait_ms: float) -> None:
-        """Return once a member has another version than `seen`, is none any more, or the time is over."""
-        try:
-            async with timeout(wait_ms / 1000):
-                while self._find(key)[1].version == seen:
-                    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting.setdefault(key, []).append(woken)
-                    try:
-                        await woken
-                    finally:
-                        self._forget_waiter(key, woken)
-        except TimeoutError:
-            return
-
-    def _forget_waiter(self, key: MemberKey, woken: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get(key)
-        if waiting is not None and woken in waiting:
-            waiting.remove(woken)
-            if not waiting:
-                del self._waiting[key]
-
-    def _wake(self, key: MemberKey) -> None:
-        for woken in self._waiting.pop(key, ()):
-            if not woken.done():
-                woken.set_result(None)
+        return find_member(self._store.view(), key)
 
     def _note_identity(self, key: MemberKey, identity: ConnectionIdentity) -> None:
         member = self._store.view().group_members.get(key)
@@ -287,7 +242,6 @@ class GroupCoordinator:
                 self._liveness.keep(change.key, row)
                 if row is None:
                     self._identities.pop(change.key, None)
-                self._wake(change.key)
                 self._mark((change.key[0],))
             elif change.table is Table.CONSUMER_GROUPS:
                 assert change.row is None or isinstance(change.row, GroupRow)
@@ -301,8 +255,6 @@ class GroupCoordinator:
         self._liveness.keep_all(view.group_members)
         for group_id, group in sorted(view.consumer_groups.items()):
             self._note_pause(group_id, group)
-        for key in list(self._waiting):
-            self._wake(key)
         self._mark(view.consumer_groups)
 
     def _note_pause(self, group_id: ConsumerId, group: GroupRow | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from quiver.errors import FencedError, NotFoundError
 from quiver.groups.assignment import AssignablePartition, PartitionKey, Subscription
 from quiver.groups.limits import STEPS_MAX
 from quiver.groups.machine import GroupSteps, PartitionOwner, plan_steps
@@ -16,7 +17,7 @@ from quiver.metadata import (
     PartitionGrant,
     View,
 )
-from quiver.model import TopicId
+from quiver.model import ConsumerId, TopicId
 from quiver.security.permissions import INTERNAL_PREFIX
 
 MayRead = Callable[[GroupMemberRow, TopicId], bool]
@@ -58,6 +59,27 @@ class Subscriptions:
                 if (is_internal or not name.startswith(INTERNAL_PREFIX)) and compiled.matches(name)
             )
         return self._matching[pattern]
+
+
+def find_member(view: View, key: tuple[ConsumerId, str]) -> tuple[View, GroupMemberRow]:
+    """Return a member, and the view that it is from.
+
+    Raises:
+        NotFoundError: not done; it is no member (`unknown_member`).
+        FencedError: not done; another process has joined with its instance name (`member_replaced`).
+    """
+    member = view.group_members.get(key)
+    if member is not None:
+        return view, member
+    if any(one.replaces == key[1] for one in view.members_of(key[0])):
+        raise FencedError(
+            f"not done: another process has joined as the instance of member {key[1]!r}", code="member_replaced"
+        )
+    raise NotFoundError(
+        f"not done: {key[1]!r} is no member of group {key[0]}: it left, was silent for longer than its session "
+        "timeout, or the group was deleted; join again",
+        code="unknown_member",
+    )
 
 
 def plan_group(

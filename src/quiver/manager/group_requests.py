@@ -30,11 +30,9 @@ from quiver.model import Index
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.permissions import ResourceKind, Verb
 from quiver.wire.group_messages import (
-    HEARTBEAT_WAIT_MS_MAX,
     HEARTBEATS_PER_TIMEOUT,
     ConfigureGroup,
     DeleteGroup,
-    GroupAssignment,
     GroupConfigured,
     GroupHeartbeat,
     GroupJoined,
@@ -45,7 +43,6 @@ from quiver.wire.group_messages import (
     RestartGroup,
 )
 from quiver.wire.requests import Done, Response
-from quiver.wire.serving import Caller
 
 GroupChange = JoinGroup | GroupHeartbeat | LeaveGroup | ConfigureGroup | DeleteGroup | RestartGroup
 """Requests that only the primary serves."""
@@ -59,13 +56,13 @@ class GroupRequestHandler:
         self._store = store
         self._clock = clock
 
-    async def carry_out(self, request: GroupChange, caller: Caller, coordinator: GroupCoordinator) -> Response:
-        """Carry out a request; raises as `MetadataStore.submit` and `GroupCoordinator` do."""
-        identity = caller.identity
+    async def carry_out(
+        self, request: GroupChange, identity: ConnectionIdentity, coordinator: GroupCoordinator
+    ) -> Response:
+        """Carry out a request, without waiting for changes; raises as `MetadataStore.submit` and `GroupCoordinator`."""
         match request:
             case GroupHeartbeat():
-                wait_ms = min(request.wait_ms, HEARTBEAT_WAIT_MS_MAX, caller.wait_ms(self._clock.monotonic_ms()))
-                return await self._heartbeat(request, identity, coordinator, wait_ms=wait_ms)
+                return describe_assignment(*await coordinator.handle_heartbeat(request, identity))
             case JoinGroup():
                 return await self._join(request, identity, coordinator)
             case LeaveGroup():
@@ -87,12 +84,6 @@ class GroupRequestHandler:
                 return await self._restart(request, identity)
             case _:
                 assert_never(request)
-
-    async def _heartbeat(
-        self, request: GroupHeartbeat, identity: ConnectionIdentity, coordinator: GroupCoordinator, *, wait_ms: float
-    ) -> GroupAssignment:
-        view, member = await coordinator.handle_heartbeat(request, identity, wait_ms=wait_ms)
-        return describe_assignment(view, member)
 
     async def _join(
         self, request: JoinGroup, identity: ConnectionIdentity, coordinator: GroupCoordinator

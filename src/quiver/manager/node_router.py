@@ -50,8 +50,7 @@ BACKOFF_MS_MAX = 500
 ATTEMPT_MS_MIN = 100
 """Time that a further attempt needs: a shorter one could leave unknown what is known to be not done."""
 ATTEMPT_MS_MAX = 3_000
-"""Timeout of one attempt of an idempotent request, beyond the time that it asks the primary to wait: a primary that
-hangs must not use up the caller's time."""
+"""Timeout of one attempt of an idempotent request: a primary that hangs must not use up the caller's time."""
 FINAL_CODES = frozenset(("brokers_dead", "behind"))
 """Refusals that a further attempt within the same call does not change."""
 
@@ -224,7 +223,7 @@ class NodeRouter:
             raise NotPrimaryError(f"not done: node {self._node} is not the primary", leader=self._store.primary)
         timeout_ms = max(1, deadline_ms - self._clock.monotonic_ms())
         if request.is_idempotent:
-            timeout_ms = min(timeout_ms, ATTEMPT_MS_MAX + getattr(request, "wait_ms", 0))
+            timeout_ms = min(timeout_ms, ATTEMPT_MS_MAX)
         forwarded = msgspec.structs.replace(request, is_forwarded=True)
         parts = (payload,) if len(payload) else ()
         response, data = await self._transport.call(self._address(primary), forwarded, parts, timeout_ms=timeout_ms)

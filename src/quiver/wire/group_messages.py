@@ -111,10 +111,11 @@ class GroupAssignment(Response, frozen=True):
 
 
 class GroupHeartbeat(Request[GroupAssignment], frozen=True, tag="group_heartbeat"):
-    """Show that a member lives; answered with its assignment, at once if that is not the one it has `seen`.
+    """Show that a member lives; answered with its assignment, at once if that is newer than the one it has `seen`.
 
-    Otherwise it waits for a new one for up to `wait_ms`. Refused as `unknown_member` if the member expired, left, or
-    was replaced by another one with its instance name: it has no partitions any more and joins again.
+    Otherwise the node that received it waits for a new one for up to `wait_ms`. Refused as `unknown_member` if the
+    member expired or left: it has no partitions any more and joins again. Refused as `member_replaced` if another
+    process joined with its instance name.
     """
 
     response = GroupAssignment

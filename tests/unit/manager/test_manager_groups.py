@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from group_world import GroupWorld, work
+from manager_world import WorkingManager
 
 from quiver.errors import ConflictError, FencedError, NotFoundError, OutOfRangeError, RequestError
 from quiver.groups.machine import GroupSteps
@@ -31,6 +32,7 @@ from quiver.wire.group_messages import (
     ConfigureGroup,
     DeleteGroup,
     DescribeGroups,
+    GroupHeartbeat,
     JoinGroup,
     QueueSettingsChange,
     RestartGroup,
@@ -375,21 +377,51 @@ def test_heartbeat_waits_until_the_assignment_changes() -> None:
     work(test)
 
 
-def test_heartbeats_that_wait_are_told_when_leadership_ends() -> None:
+def test_heartbeats_that_wait_survive_a_change_of_the_primary_and_leave_nothing_behind() -> None:
     async def test(world: GroupWorld) -> None:
         await world.prepare(logs=2)
-        one = world.enter("one")
+        one = world.enter("one", session_timeout_ms=10_000)
         await world.wait_settled(2, one)
         primary = await world.primary()
         coordinator = world.working(int(primary.id)).manager.groups
+        one.crash()
+        node = await world.replica()
+        request = GroupHeartbeat(group_id=one.group_id, member_id="one", seen=one.seen, wait_ms=5_000)
+        waiting = world.loop.create_task(world.ask(request, of=int(node.id), timeout_ms=8_000))
+        await asyncio.sleep(0.5)
         await world.run_on(primary, primary.store.transfer_primary(timeout_ms=2_000))
         await world.wait(lambda: world._find_primary() not in (None, primary) or None)
-        await asyncio.sleep(0.2)
         with pytest.raises(NotPrimaryError):
             coordinator._find((ConsumerId(1), "one"))
-        assert coordinator._waiting == {}
-        await asyncio.sleep(5)
-        assert one.joins == 1
+        world.enter("two")
+        found = await waiting
+        assert found.version > one.seen
+        assert len(found.revoking) == 1
+        await asyncio.sleep(2)
+        for manager in world.managers.values():
+            assert isinstance(manager, WorkingManager)
+            assert manager.admin._waiters._waiting.keys() <= {(one.group_id, "two")}
+
+    work(test)
+
+
+def test_waiting_heartbeats_take_no_room_on_the_way_to_the_primary() -> None:
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=2)
+        one = world.enter("one", session_timeout_ms=10_000)
+        await world.wait_settled(2, one)
+        one.crash()
+        node = await world.replica()
+        request = GroupHeartbeat(group_id=one.group_id, member_id="one", seen=one.seen, wait_ms=2_000)
+        waiting = world.loop.create_task(world.ask(request, of=int(node.id), timeout_ms=8_000))
+        await asyncio.sleep(0.5)
+        assert isinstance(node, WorkingManager)
+        assert len(node.admin._waiters) == 1
+        sent = [entry for entry in world.wire.asked if entry[1] == "group_heartbeat"]
+        (await world.primary()).kill()  # it is not needed any more
+        assert (await waiting).version == one.seen
+        assert sent[-1][0] != node.address
+        assert len(node.admin._waiters) == 0
 
     work(test)
 
