@@ -87,7 +87,10 @@ def test_examples_do_what_the_page_shows(page: Path) -> None:
 
 
 def test_readme_has_runnable_examples() -> None:
-    assert [block.language for block in blocks((ROOT / "README.md").read_text()) if block.is_runnable] == ["python"]
+    assert [block.language for block in blocks((ROOT / "README.md").read_text()) if block.is_runnable] == [
+        "python",
+        "python",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

@@ -26,7 +26,7 @@ from stand_ins import provide_missing
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = sorted(set((ROOT / "docs/operations").glob("*.md")) - {ROOT / "docs/operations/cli.md"})
-PAGES = [ROOT / "README.md", ROOT / "docs/sdk.md", ROOT / "docs/groups.md", *OPERATIONS]
+PAGES = [ROOT / "README.md", ROOT / "docs/sdk.md", ROOT / "docs/groups.md", ROOT / "docs/queues.md", *OPERATIONS]
 SPARK_PAGE = ROOT / "docs/spark.md"
 NODES = 3
 LASTING = re.compile(
