@@ -184,7 +184,10 @@ def _host_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     is_valid = host and len(host) <= 253 and host.isascii() and all(part for part in host.split("."))
-    if not is_valid or not all(one.isalnum() or one in "-._" for one in host) or host.startswith("node-"):
+    if host.startswith("node-"):
+        message = f"host names that begin with node- are reserved for the identities of nodes: {host[:300]!r}"
+        raise RequestError(message, code="bad_host")
+    if not is_valid or not all(one.isalnum() or one in "-._" for one in host):
         raise RequestError(f"not a host name or an IP address: {host[:300]!r}", code="bad_host")
     return x509.DNSName(host)
 

@@ -56,10 +56,15 @@ def test_what_the_request_claims_is_ignored(authority: Authority) -> None:
     assert load_certificate(pem).subject.rfc4514_string() == "CN=node-3,O=quiver"
 
 
-@pytest.mark.parametrize("host", ["", "node-1", "a b", "a..b", "-\n", "x" * 300, "*.example", "ü.example"])
+@pytest.mark.parametrize("host", ["", "a b", "a..b", "-\n", "x" * 300, "*.example", "ü.example"])
 def test_host_that_is_none_is_refused(authority: Authority, host: str) -> None:
     with pytest.raises(RequestError, match="not a host name"):
         authority.issue(3, [host], make_request(make_key(), 3))
+
+
+def test_host_that_looks_like_the_identity_of_a_node_is_refused(authority: Authority) -> None:
+    with pytest.raises(RequestError, match="reserved for the identities of nodes"):
+        authority.issue(3, ["node-1"], make_request(make_key(), 3))
 
 
 @pytest.mark.parametrize("hosts", [[], ["h"] * 17])
