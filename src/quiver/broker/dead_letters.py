@@ -162,7 +162,7 @@ class DeadLetterMover:
         )
         await self._store.wait_applied(registered.index)
         producer_id, epoch = registered.producer_id, registered.epoch
-        await self._bury_moved(replica, group_id, producer_id, epoch)
+        await self.bury_moved(replica, group_id, producer_id, epoch)
         begun = BeginEpoch(topic_id=topic.topic_id, partition_id=partition_id, producer_id=producer_id, epoch=epoch)
         next_sequence = (await self._ask_leader(begun)).next_sequence
         dead = replica.queues.dead_letters(group_id)
@@ -177,7 +177,7 @@ class DeadLetterMover:
             await replica.queues.set_target(group_id, target)
         return _Session(term=term, target=target, epoch=epoch)
 
-    async def _bury_moved(self, replica: Replica, group_id: ConsumerId, producer_id: ProducerId, epoch: int) -> None:
+    async def bury_moved(self, replica: Replica, group_id: ConsumerId, producer_id: ProducerId, epoch: int) -> None:
         """Bury what the target that is recorded in the log has, whether or not it is still the target."""
         target, dead = self._target(replica, group_id), replica.queues.dead_letters(group_id)
         if target is None or not dead or target.producer_id != producer_id:

@@ -248,13 +248,17 @@ class QueueHandler:
         plan.note(queue.schedule, window)
         self._meter.dead += plan.killed
         self._wake(request.group_id)
-        await asyncio.shield(done)
+        await self.wait_leased(done)
         if not plan.leases:
             return None
         self._meter.leased += sum(lease.count for lease in plan.leases)
         self._meter.redelivered += sum(lease.count for lease in plan.leases if lease.attempt > 1)
         lease_ms = request.settings.lease_ms if request.lease_ms is None else request.lease_ms
         return ReceiveResult(tuple(plan.leases), plan.rows(), plan.grant, plan.deadline_ms, lease_ms)
+
+    async def wait_leased(self, done: asyncio.Future[None]) -> None:
+        """Wait until leases are committed: records that are returned earlier could be given to another worker."""
+        await asyncio.shield(done)
 
     async def _read(self, offset: Offset, request: ReceiveRequest, held: HeldBatches) -> None:
         """Read what a plan misses: the batch of an offset and those after it."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from broker_cluster import Cluster, simulate
 
-from quiver.errors import ConflictError, NotAllowedError, NotFoundError
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
 from quiver.groups.settings import QueueSettings
 from quiver.metadata import ConfigureGroupCommand, GroupKind, RegisterConsumerCommand, TopicSelection
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
+from quiver.partition.queue_handler import QueueHandler
 from quiver.record import Batch, Record
+from quiver.testing.queue_ablations import QueueSafeguard, disabled
 from quiver.wire.messages import Consume, Fetch, GetCursors
 from quiver.wire.queue_messages import (
     GetQueue,
@@ -179,6 +182,13 @@ async def read_dead(cluster: Cluster, name: str = DEAD_TOPIC) -> list[Record]:
             return records
 
 
+async def wait_any_dead(cluster: Cluster) -> None:
+    while True:
+        if await read_dead(cluster):
+            return
+        await asyncio.sleep(0.2)
+
+
 async def wait_moved(queue: Queue, offset: int, *, topic: str = DEAD_TOPIC) -> list[Record]:
     """Wait until every record below an offset is acknowledged or moved; return the dead letters."""
     while True:
@@ -212,8 +222,9 @@ def test_rejected_record_is_moved_with_its_history() -> None:
     simulate(test, is_managed=True)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_dead_record_is_moved_once_across_failovers(seed: int) -> None:
+def run_dead_letters(seed: int) -> None:
+    """Reject records while leaders of source and target are killed; every dead letter must be there once."""
+
     async def test(cluster: Cluster) -> None:
         queue = await Queue.open(cluster)
         sent = [b"%d" % number for number in range(30)]
@@ -233,6 +244,11 @@ def test_every_dead_record_is_moved_once_across_failovers(seed: int) -> None:
         assert sorted(one.value or b"" for one in dead) == sorted(sent)
 
     simulate(test, is_managed=True, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_dead_record_is_moved_once_across_failovers(seed: int) -> None:
+    run_dead_letters(seed)
 
 
 def test_last_attempts_end_as_dead_letters_though_nobody_receives() -> None:
@@ -267,3 +283,33 @@ def test_changed_dead_letter_topic_gets_what_the_earlier_one_has_not() -> None:
         assert len(await read_dead(cluster)) == 2
 
     simulate(test, is_managed=True)
+
+
+def move_without_burying(seed: int) -> list[bytes | None]:
+    """Return the dead letters after movers died between sending letters and recording that."""
+    found: list[bytes | None] = []
+
+    async def refuse(*_: object) -> None:
+        raise UnavailableError("not done: a test")
+
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        await cluster.produce(queue.topic_id, b"a", b"b", b"c")
+        received, _ = await queue.receive(lease_ms=60_000)
+        with patch.object(QueueHandler, "bury", refuse):
+            await queue.settle(rejects=(QueueReject(0, 2, received.grant, "bad"),))
+            await wait_any_dead(cluster)
+            await asyncio.sleep(2)  # several rounds of the mover
+            await queue.kill_leader()
+            await cluster.wait_leader(queue.topic_id)
+        await queue.settle(rejects=(QueueReject(2, 1, received.grant, "bad"),))
+        found.extend(one.value for one in await wait_moved(queue, 3))
+
+    simulate(test, is_managed=True, seed=seed)
+    return found
+
+
+def test_letters_that_were_sent_and_not_buried_are_not_sent_again() -> None:
+    assert move_without_burying(1) == [b"a", b"b", b"c"]
+    with disabled(QueueSafeguard.DEAD_LETTERS_ONCE):
+        assert len(move_without_burying(1)) > 3

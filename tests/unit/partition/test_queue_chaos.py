@@ -16,11 +16,14 @@ from quiver.partition import Replica
 from quiver.partition.queue_handler import ReceiveRequest
 from quiver.record import build_batch
 from quiver.record.delay import DELIVER_AT_HEADER, encode_deliver_at
+from quiver.testing.queue_ablations import QueueSafeguard, disabled
 from quiver.wire.queue_messages import QueueExtension, QueueReject, QueueReturn, QueueSettle, ReceiptRange
 
 WORKERS = ConsumerId(5)
 RECORDS = 120
 KEYS = 6
+ROUNDS_MAX = 300
+"""Rounds in which everything ends after the workers have stopped."""
 
 
 class History:
@@ -36,9 +39,10 @@ class History:
         """Acknowledged or rejected without an answer."""
         self.leased_until: dict[int, int] = {}
         self.dead: set[int] = set()
-        """Dead letters that are not moved yet."""
+        self.grants: dict[int, int] = {}
+        """The last grant by which each record was delivered."""
 
-    def deliver(self, offset: int, attempt: int, *, now_ms: int, deadline_ms: int) -> None:
+    def deliver(self, offset: int, attempt: int, grant: int, *, now_ms: int, deadline_ms: int) -> None:
         assert offset not in self.settled, f"{offset} is settled, and delivered again"
         assert now_ms >= self.deliver_at.get(offset, 0), f"{offset} is delivered early"
         assert now_ms >= self.leased_until.get(offset, 0), f"{offset} is leased to another until then"
@@ -48,6 +52,7 @@ class History:
             earlier = {one for one, its in self.keys.items() if its == key and one < offset}
             assert earlier <= self.settled | self.doubtful | self.dead, f"{offset} overtakes its key"
         self.leased_until[offset] = deadline_ms
+        self.grants[offset] = grant
 
 
 class Workload:
@@ -99,20 +104,25 @@ class Workload:
         )
         offsets: list[int] = []
         granted_ms = received.deadline_ms - received.lease_ms
-        history.dead = {
-            offset for one in replica.queues.dead_letters(WORKERS) for offset in range(one.first, one.first + one.count)
-        }
+        self.note_dead(replica)
         for lease in received.leases:
             for offset in range(lease.first, lease.first + lease.count):
-                history.deliver(offset, lease.attempt, now_ms=granted_ms, deadline_ms=received.deadline_ms)
+                history.deliver(
+                    offset, lease.attempt, received.grant, now_ms=granted_ms, deadline_ms=received.deadline_ms
+                )
                 offsets.append(offset)
         assert [row[1] for row in received.rows] == [b"%d" % offset for offset in offsets]
         await asyncio.sleep(rng.random() * 1.5)
         for offset in offsets:
             await self.settle(replica, offset, received.grant, clock.wall_ms())
 
+    def note_dead(self, replica: Replica) -> None:
+        for one in replica.queues.dead_letters(WORKERS):
+            self.history.dead.update(range(one.first, one.first + one.count))
+
     async def settle(self, replica: Replica, offset: int, grant: int, now_ms: int) -> None:
         history, choice = self.history, self.rng.random()
+        may_be_settled = offset in history.settled | history.doubtful
         target = {"topic_id": TopicId(1), "partition_id": PartitionId(0), "group_id": WORKERS}
         until = history.leased_until[offset]
         if choice < 0.5:
@@ -134,6 +144,8 @@ class Workload:
         else:
             return  # it crashes
         settled = await replica.queues.settle(request, self.settings)
+        if not settled.stale and not may_be_settled:
+            assert grant == history.grants[offset], f"a receipt of {offset} is good although another one has it"
         if choice < 0.6:
             if settled.stale:
                 history.doubtful.discard(offset)
@@ -143,19 +155,25 @@ class Workload:
     async def finish(self, replica: Replica) -> None:
         """Acknowledge everything that is left."""
         target = {"topic_id": TopicId(1), "partition_id": PartitionId(0), "group_id": WORKERS}
-        while replica.state.cursors.get(WORKERS, 0) < RECORDS:
+        for _ in range(ROUNDS_MAX):
+            if replica.state.cursors.get(WORKERS, 0) >= RECORDS:
+                return
             received = await replica.queues.receive(
                 ReceiveRequest(group_id=WORKERS, settings=self.settings, records_max=50, bytes_max=LARGE, wait_ms=5_000)
             )
             acks = tuple(ReceiptRange(one.first, one.count, received.grant) for one in received.leases)
             await replica.queues.settle(QueueSettle(**target, acks=acks), self.settings)  # type: ignore[arg-type]
+            for one in acks:
+                self.history.settled.update(range(one.first, one.first + one.count))
+            self.note_dead(replica)
             dead = replica.queues.dead_letters(WORKERS)
             if dead:
                 await replica.queues.bury(WORKERS, dead[-1].sequence + dead[-1].count)
+        raise AssertionError("some records are neither acknowledged nor dead")
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_queue_keeps_its_promises_under_random_workers_and_restarts(seed: int) -> None:
+def run_seed(seed: int) -> None:
+    """Run random workers and restarts; raise if a promise is broken."""
     rng = random.Random(seed)
     settings = QueueSettings(
         order="key" if seed % 2 else "offset",
@@ -174,8 +192,39 @@ def test_queue_keeps_its_promises_under_random_workers_and_restarts(seed: int) -
                     for _ in range(5):
                         tasks.create_task(workload.work(replica, until_s))
                 await replica.maintain(partition.clock.wall_ms())
+                if rng.random() < 0.5:
+                    await replica.close()  # the next start restores its checkpoint; else it reads the log
         async with partition.open_replica() as replica:
             await workload.finish(replica)
             assert replica.state.queues[WORKERS].outstanding == 0
+            history = workload.history
+            assert history.settled | history.doubtful | history.dead == set(range(RECORDS)), "records are lost"
 
     run_harness(test)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_queue_keeps_its_promises_under_random_workers_and_restarts(seed: int) -> None:
+    run_seed(seed)
+
+
+@pytest.mark.parametrize(
+    "safeguard",
+    [
+        QueueSafeguard.LEASE_EXPIRY,
+        QueueSafeguard.LEASE_EXCLUSION,
+        QueueSafeguard.STALE_RECEIPTS,
+        QueueSafeguard.WINDOW_SUMMARY,
+    ],
+)
+def test_missing_safeguard_is_noticed(safeguard: QueueSafeguard) -> None:
+    with disabled(safeguard):
+        assert any(is_broken(seed) for seed in range(6))
+
+
+def is_broken(seed: int) -> bool:
+    try:
+        run_seed(seed)
+    except (AssertionError, ExceptionGroup):
+        return True
+    return False
