@@ -145,6 +145,7 @@ class Broker:
             router=router,
             clock=self._clock,
             request_report=self._heartbeats.send_soon,
+            full_nodes=lambda: self._heartbeats.full_nodes,
         )
 
     def _make_balancer(self) -> LeaderBalancer:

@@ -26,6 +26,7 @@ from quiver.logs import facts
 from quiver.metadata import BrokerState, MetadataStore
 from quiver.model import NodeId
 from quiver.partition import Replica
+from quiver.replication import Successor
 
 logger = logging.getLogger(__name__)
 
@@ -84,17 +85,16 @@ class LeaderBalancer:
             if not led:
                 return
             for replica, others in led:
-                _transfer(replica, min(others, key=lambda node: node in self._full_nodes()))
+                _transfer(replica, others[0].node)
             await asyncio.sleep(TRANSFER_INTERVAL_MS / 1000)
 
     def _make_way(self) -> None:
         """Transfer every partition that this full node leads to a replica in sync that has room, if there is one."""
-        full_nodes = self._full_nodes()
         primary = self._store.make_way()
         if primary is not None:
             logger.info("disk full, primary transferred", extra=facts(to=primary))
         for hosted, replica in self._table.led():
-            with_room = [node for node in self._others(replica) if node not in full_nodes]
+            with_room = self._with_room(replica)
             if with_room and _transfer(replica, with_room[0]):
                 logger.info("disk full, leadership transferred", extra=facts(group=hosted.group, to=with_room[0]))
 
@@ -104,7 +104,7 @@ class LeaderBalancer:
             if not room:
                 return
             preferred = self._preferred(hosted)
-            if preferred in self._table.in_sync(replica) and _transfer(replica, preferred):
+            if preferred in self._with_room(replica) and _transfer(replica, preferred):
                 room -= 1
                 logger.info(
                     "leadership transferred to preferred replica", extra=facts(group=hosted.group, to=preferred)
@@ -120,12 +120,14 @@ class LeaderBalancer:
             preferred = self._preferred(hosted)
             broker = None if preferred is None else view.brokers.get(preferred)
             is_eligible = broker is not None and broker.state is BrokerState.ALIVE and preferred != self._node
-            is_eligible = is_eligible and preferred not in self._full_nodes()
             if is_eligible and find_move(view, hosted.key) is None:
                 yield hosted, replica
 
-    def _others(self, replica: Replica) -> list[NodeId]:
-        return [node for node in self._table.in_sync(replica) if node != self._node]
+    def _with_room(self, replica: Replica) -> list[NodeId]:
+        return [other.node for other in self._others(replica) if other.has_room]
+
+    def _others(self, replica: Replica) -> list[Successor]:
+        return self._table.successors(replica, self._full_nodes())
 
     def _preferred(self, hosted: HostedReplica) -> NodeId | None:
         row = self._store.view().partitions.get(hosted.key)

@@ -4,7 +4,7 @@ Only a partition's leader changes its group. It compares the voters with those t
 next missing step; so a move continues after any crash, under the next leader:
 
 1. wanted voters that are missing are added as learners, which do not count for quorums while they catch up;
-2. if this node is to leave, it first transfers leadership to a voter that stays;
+2. if this node is to leave, it first transfers leadership to a voter that stays, preferably one with room on its disk;
 3. one joint change makes the learners voters and removes the voters that leave;
 4. the leader reports to the metadata (`PromoteMove`); the source removes its files and ends the move (`FinishMove`).
    If the source is dead, or the move has none, the leader ends it.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaTable
 from quiver.clock import Clock
@@ -64,6 +64,7 @@ class MembershipReconciler:
         router: NodeRouter,
         clock: Clock,
         request_report: Callable[[], None],
+        full_nodes: Callable[[], Collection[NodeId]],
     ) -> None:
         self._node = node
         self._table = table
@@ -71,6 +72,7 @@ class MembershipReconciler:
         self._router = router
         self._clock = clock
         self._request_report = request_report
+        self._full_nodes = full_nodes
         self._dirty: dict[PartitionKey, None] = {}
         self._work = asyncio.Event()
 
@@ -150,7 +152,8 @@ class MembershipReconciler:
         """Add learners, or make those that have caught up voters; always returns False: the result must be checked."""
         member, voters = replica.member, configuration.voters
         missing = wanted.difference(voters)
-        staying = [node for node in self._table.in_sync(replica) if node in wanted and node != self._node]
+        successors = self._table.successors(replica, self._full_nodes())
+        staying = [successor.node for successor in successors if successor.node in wanted]
         if not missing.issubset(configuration.learners):
             member.change_membership(voters=voters, learners=tuple(missing))
         elif not all(member.is_caught_up(node) for node in missing):

@@ -12,7 +12,7 @@ An open replica that met an entry of a newer program is shown as `needs_upgrade`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
 from heapq import nlargest
 
@@ -21,7 +21,7 @@ from quiver.errors import NotFoundError, NotLeaderError, UnavailableError
 from quiver.metadata import PartitionRow, TopicState, View
 from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
-from quiver.replication import find_in_sync
+from quiver.replication import Successor, find_successors
 from quiver.wire.admin_messages import LAGS_MAX, LagInfo, ReplicaInfo
 
 PartitionKey = tuple[TopicId, PartitionId]
@@ -134,13 +134,17 @@ class ReplicaTable:
         """Return the leading replicas, sorted by partition."""
         return [(hosted, replica) for hosted, replica in self.open_replicas() if hosted.is_leader]
 
-    def in_sync(self, replica: Replica) -> tuple[NodeId, ...]:
-        """Return the voters in sync with a leading replica, itself included; none if it does not lead.
+    def successors(self, replica: Replica, full_nodes: Collection[NodeId]) -> list[Successor]:
+        """Return the voters that a leading replica can transfer leadership to, those with room first.
 
-        The silence limit is stricter than in `ReplicaStatus`: leadership is transferred to one of them.
+        There are none if it does not lead. The silence limit is stricter than in `ReplicaStatus`.
         """
-        status = replica.member.raft_status()
-        return find_in_sync(status, now_ms=self._clock.monotonic_ms(), silence_ms_max=self._silence_ms_max)
+        return find_successors(
+            replica.member.raft_status(),
+            now_ms=self._clock.monotonic_ms(),
+            silence_ms_max=self._silence_ms_max,
+            full_nodes=full_nodes,
+        )
 
     def describe(self, hosted: HostedReplica) -> ReplicaInfo:
         """Return a replica as `DescribeNode` shows it."""

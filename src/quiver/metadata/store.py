@@ -41,7 +41,7 @@ from quiver.metadata.state import LogPosition, MetadataState, View
 from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.metadata.topic_requests import TopicRequests
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Configuration, Role
+from quiver.raft import Configuration, RaftPeerStatus, RaftStatus, Role
 from quiver.record import Batch
 from quiver.replication import Member
 from quiver.storage import ROOM_RETRY_S, Executor, Lane
@@ -177,7 +177,7 @@ class MetadataStore:
         """Transfer leadership to the most up-to-date voter, if this node is the primary; best effort."""
         member = self._require_member()
         status = member.status().raft
-        voters = [peer for peer in status.peers if peer.node in status.configuration.voters]
+        voters = self._able_voters(status)
         if not member.is_ready or not voters:
             return
         best = max(voters, key=lambda peer: (peer.match_index, peer.heard_ms))
@@ -193,7 +193,7 @@ class MetadataStore:
         """
         member = self._require_member()
         status = member.raft_status()
-        roomy = [peer for peer in status.peers if peer.node in status.configuration.voters and not peer.is_low]
+        roomy = [peer for peer in self._able_voters(status) if not peer.is_low]
         if not member.is_ready or not roomy or status.transfer_to is not None:
             return None
         # Of those with the same log the one heard last: a dead one would only block proposals until it timed out.
@@ -202,6 +202,11 @@ class MetadataStore:
             member.transfer_leadership(best)
             return best
         return None
+
+    def _able_voters(self, status: RaftStatus) -> list[RaftPeerStatus]:
+        """Return the other voters without those that failed to take over leadership a moment ago."""
+        now_ms, voters = self._clock.monotonic_ms(), status.configuration.voters
+        return [peer for peer in status.peers if peer.node in voters and peer.no_transfer_before_ms <= now_ms]
 
     async def close(self) -> None:
         """End all watches, write applied changes to the database, and close it; idempotent. Close the member first."""

@@ -7,7 +7,8 @@ round or the index that the response is about (R7). Responses of earlier terms n
 
 During a transfer of leadership to a chosen voter (dissertation §3.10, R15) the leader refuses proposals. It waits until
 the target has the whole log, then asks it to campaign immediately. If the target has not won within an election
-timeout, the leader aborts the transfer and keeps leading.
+timeout, the leader aborts the transfer and keeps leading. It refuses to transfer leadership to the same voter for a
+while: otherwise callers that retry at once would let the group accept hardly any proposals.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from quiver.raft.messages import AppendResponse, Entry, EntryKind, HeartbeatResp
 from quiver.raft.output import Role
 from quiver.raft.progress import LOST, PROBE, SNAPSHOT, PeerProgress
 from quiver.raft.state import RaftState
+
+TRANSFER_PAUSE = 10
+"""Election timeouts after a failed transfer before the same voter can be asked again: at most a tenth of the time is
+lost to a voter that does not take over, for example because its disk is full."""
 
 
 def become_leader(state: RaftState) -> None:
@@ -239,7 +244,7 @@ def begin_transfer(state: RaftState, leadership: Leadership, to: NodeId) -> None
 
     Raises:
         RequestError: not done; the target is not another voter.
-        UnavailableError: not done; another transfer is running, or the target lost its log.
+        UnavailableError: not done; another transfer is running, or the target lost its log or failed lately.
     """
     if to == state.id or to not in state.configuration.voters:
         raise RequestError(f"leadership can only be transferred to another voter; node {to} is not one")
@@ -250,6 +255,8 @@ def begin_transfer(state: RaftState, leadership: Leadership, to: NodeId) -> None
     progress = leadership.progress[to]
     if progress.state is LOST:
         raise UnavailableError(f"node {to} lost acknowledged entries; choose another voter")
+    if state.now_ms < progress.no_transfer_before_ms:
+        raise UnavailableError(f"node {to} did not take over leadership a moment ago; choose another voter, or retry")
     leadership.transfer = Transfer(to, state.now_ms + state.config.election_timeout_ms)
     sending.maybe_send(state, progress)
     _advance_transfer(state, leadership.transfer, progress)
@@ -264,9 +271,12 @@ def _advance_transfer(state: RaftState, transfer: Transfer, progress: PeerProgre
 
 
 def _expire_transfer(state: RaftState, leadership: Leadership, transfer: Transfer) -> None:
-    """Abort a transfer that took too long, and accept proposals again."""
+    """Abort a transfer that took too long, accept proposals again, and do not ask the target again for a while."""
     if state.now_ms < transfer.deadline_ms:
         return
     leadership.transfer = None
+    target = leadership.progress.get(transfer.to)
+    if target is not None:
+        target.no_transfer_before_ms = state.now_ms + TRANSFER_PAUSE * state.config.election_timeout_ms
     if state.tracing:
         state.trace(f"transfer to n{transfer.to} aborted")

@@ -42,6 +42,7 @@ class RaftPeerStatus(Struct, frozen=True):
     heard_ms: int
     is_low: bool = False
     is_full: bool = False
+    no_transfer_before_ms: int = 0
 
 
 class PeerProgress:
@@ -56,6 +57,7 @@ class PeerProgress:
         "match",
         "moved_ms",
         "next",
+        "no_transfer_before_ms",
         "node",
         "probe_sent",
         "received",
@@ -83,6 +85,8 @@ class PeerProgress:
         """Whether the member says that its disk is nearly full: it should get no more records."""
         self.is_full = False
         """Whether the member says that its disk is full: it is sent no entries."""
+        self.no_transfer_before_ms = 0
+        """Until when it gets no leadership, because it did not take over when it was asked to."""
 
     def note_room(self, *, is_low: bool, is_full: bool) -> None:
         """Record whether a member has room; once it has again, what it dropped is sent again."""
@@ -192,6 +196,7 @@ class PeerProgress:
             heard_ms=self.heard_ms,
             is_low=self.is_low,
             is_full=self.is_full,
+            no_transfer_before_ms=self.no_transfer_before_ms,
         )
 
     def _forget_inflight(self) -> None:

@@ -8,7 +8,7 @@ from quiver.replication.entries import CONTROL_STATE
 from quiver.replication.interfaces import Network, StateMachine
 from quiver.replication.member import Member
 from quiver.replication.replicator import Replicator
-from quiver.replication.status import MemberStatus, ReplicatorStatus, find_in_sync
+from quiver.replication.status import MemberStatus, ReplicatorStatus, Successor, find_in_sync, find_successors
 from quiver.replication.steps import SLICE_ROWS, array_header, encode_rows, encode_sorted, map_header
 
 __all__ = [
@@ -20,9 +20,11 @@ __all__ = [
     "Replicator",
     "ReplicatorStatus",
     "StateMachine",
+    "Successor",
     "array_header",
     "encode_rows",
     "encode_sorted",
     "find_in_sync",
+    "find_successors",
     "map_header",
 ]

@@ -1,10 +1,12 @@
 """Status of a node's groups, for people, metrics and the code that moves replicas. Pure values.
 
 Being in sync decides nothing: commitment is counted entry by entry. It shows which voters could take over leadership
-without catching up first.
+without catching up first; `find_successors` says which of them should.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import msgspec
 
@@ -35,6 +37,14 @@ class ReplicationPeerStatus(msgspec.Struct, frozen=True):
     silent_ms: int
 
 
+class Successor(msgspec.Struct, frozen=True):
+    """A voter that leadership can be transferred to."""
+
+    node: NodeId
+    has_room: bool
+    """Whether its disk has room for records, as far as is known."""
+
+
 class ReplicatorStatus(msgspec.Struct, frozen=True):
     """A snapshot of a node's groups."""
 
@@ -60,3 +70,21 @@ def find_in_sync(status: RaftStatus, *, now_ms: int, silence_ms_max: int) -> tup
         if is_heard and status.commit_index - peer.match_index <= LAG_ENTRIES_MAX:
             keeping_up.add(peer.node)
     return tuple(node for node in status.configuration.voters if node in keeping_up)
+
+
+def find_successors(
+    status: RaftStatus, *, now_ms: int, silence_ms_max: int, full_nodes: Collection[NodeId] = ()
+) -> list[Successor]:
+    """Return the other voters in sync, those with room first; none that failed to take over a moment ago.
+
+    A transfer to a voter that does not take over blocks all proposals until it is aborted. `full_nodes` are nodes that
+    are known to have full disks, besides those that say so in this group.
+    """
+    able = {peer.node for peer in status.peers if peer.no_transfer_before_ms <= now_ms}
+    low = {peer.node for peer in status.peers if peer.is_low}  # known also of a quiet group, which then never sleeps
+    found = [
+        Successor(node, has_room=node not in low and node not in full_nodes)
+        for node in find_in_sync(status, now_ms=now_ms, silence_ms_max=silence_ms_max)
+        if node in able
+    ]
+    return sorted(found, key=lambda successor: not successor.has_room)

@@ -135,6 +135,23 @@ def test_leader_stays_and_rejects_records_if_no_replica_has_room() -> None:
     simulate(test, is_managed=True, settings=SMALL_DISKS)
 
 
+def test_leader_that_moves_away_transfers_leadership_to_a_replica_with_room() -> None:
+    """A replica that cannot write does not take over: the move would wait for it, and so would producers."""
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await make_topic_led_by_1(cluster)
+        cluster[2].disk.limit_space(0)
+        await asyncio.sleep(1)
+        await cluster.begin_move(topic_id, source=1, target=4)
+        assert await seconds_until_accepted(cluster, topic_id, within_s=ACCEPTS_WITHIN_S) is not None
+        await cluster.wait(lambda: ((leader := cluster.leader(topic_id)) is not None and leader.id == 3) or None)
+        await cluster.wait(lambda: not cluster.view().moves or None)
+        await cluster.produce(topic_id, b"last")
+        assert await cluster.fetch(topic_id) == [b"first", b"x", b"last"]
+
+    simulate(test, nodes=4, is_managed=True, settings=SMALL_DISKS)
+
+
 def test_full_primary_makes_way_for_a_manager_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_cluster, "MANAGERS", 5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -123,3 +124,34 @@ def test_only_a_leader_transfers() -> None:
     cluster, _ = elected()
     with pytest.raises(UnavailableError):
         cluster[2].transfer(3)
+
+
+def test_voter_that_did_not_take_over_is_not_asked_again_for_a_while() -> None:
+    """Whoever retries at once would otherwise let the group accept hardly any proposals."""
+    cluster, leader = elected()
+    accepted = 0
+    for _ in range(100):
+        with contextlib.suppress(UnavailableError):
+            leader.transfer(3)
+        with contextlib.suppress(UnavailableError):
+            leader.propose(b"a")
+            accepted += 1
+        cluster.drop(TimeoutNow)
+        cluster.elapse(50)
+    assert accepted > 80
+    cluster.elapse(10_000)
+    leader.transfer(3)
+    cluster.elapse(100)
+    assert cluster[3].raft.is_leader
+
+
+def test_another_voter_takes_over_after_one_did_not() -> None:
+    cluster, leader = elected()
+    leader.transfer(3)
+    cluster.drop(TimeoutNow)
+    cluster.elapse(700)
+    with pytest.raises(UnavailableError, match="node 3 did not take over"):
+        leader.transfer(3)
+    leader.transfer(2)
+    cluster.settle()
+    assert cluster[2].raft.is_leader
