@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quiver import classic
+from quiver import classic, connect_async
 from quiver.cli import main
 from quiver.config import load_settings
 from quiver.contexts import (
@@ -359,7 +359,11 @@ def test_password_needs_a_user_and_a_user_needs_a_password(password_file: str) -
         assert refused.value.code == "bad_credentials"
         assert PASSWORD not in str(refused.value)
     overridden = find_credentials(resolve("a:1", tls=True, user="ann"), token=TOKEN)
-    assert isinstance(overridden, TokenSource)
+    assert isinstance(overridden, TokenSource), "the user may be that of a context"
+    for arguments in ({"user": "ann"}, {"password_file": password_file}):
+        with pytest.raises(RequestError) as refused:
+            connect_async("a:1", tls=True, token=TOKEN, **arguments)
+        assert refused.value.code == "bad_credentials"
 
 
 @pytest.mark.parametrize(

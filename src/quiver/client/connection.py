@@ -17,6 +17,7 @@ from quiver.client.options import ClusterOptions, to_ms
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
 from quiver.contexts import ClusterTarget, find_credentials, resolve
+from quiver.errors import RequestError
 from quiver.security.secrets import CredentialSource, Secret
 from quiver.tracing import Tracing, open_tracing
 from quiver.wire import RequestPool, TlsSettings
@@ -79,6 +80,8 @@ def connect_async(
             print(await producer.send("hello"))
     """
     options = ClusterOptions(timeout_ms=to_ms(timeout, "timeout"), client_name=client_name)
+    if token and (user or password_file):
+        raise RequestError("a token and a user are both given: give one of them", code="bad_credentials")
     given = [part for one in addresses for part in ((one,) if isinstance(one, str) else one)]
     target = resolve(
         given if addresses else None,
