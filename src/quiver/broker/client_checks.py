@@ -60,7 +60,7 @@ def _unknown(kind: str, id_: int) -> str:
 
 
 def _find_registration(client: ProducerRow | ConsumerRow, id_: int, key: PartitionKey) -> Registration:
-    for registration in client.registrations:
+    for registration in reversed(client.registrations):  # one for the partition comes after one for the topic
         if registration.covers(*key):
             return registration
     kind = client.table.value.removesuffix("s")

@@ -6,8 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from quiver.manager.group_plan import count_unassigned
-from quiver.metadata import ConsumerRow, GroupKind, GroupMemberRow, GroupRow, OwnedPartition, StartFrom, View
-from quiver.model import TopicId
+from quiver.metadata import (
+    ALL_PARTITIONS,
+    ConsumerRow,
+    GroupKind,
+    GroupMemberRow,
+    GroupRow,
+    OwnedPartition,
+    StartFrom,
+    View,
+)
+from quiver.model import PartitionId, TopicId
 from quiver.wire.group_messages import (
     AssignedPartition,
     DescribeGroups,
@@ -17,6 +26,7 @@ from quiver.wire.group_messages import (
     GroupsFound,
 )
 
+_Starts = Mapping[tuple[TopicId, PartitionId], StartFrom]
 GroupState = Literal["empty", "stable", "rebalancing", "paused", "queue"]
 
 
@@ -80,7 +90,7 @@ def _state(group: GroupRow, members: tuple[GroupMemberRow, ...], unassigned: int
     return "rebalancing" if is_moving else "stable"
 
 
-def _member(view: View, member: GroupMemberRow, starts: Mapping[TopicId, StartFrom]) -> GroupMemberInfo:
+def _member(view: View, member: GroupMemberRow, starts: _Starts) -> GroupMemberInfo:
     return GroupMemberInfo(
         member_id=member.member_id,
         instance=member.instance,
@@ -97,14 +107,14 @@ def _member(view: View, member: GroupMemberRow, starts: Mapping[TopicId, StartFr
     )
 
 
-def _starts(consumer: ConsumerRow | None) -> dict[TopicId, StartFrom]:
+def _starts(consumer: ConsumerRow | None) -> _Starts:
     if consumer is None:
         return {}
-    return {one.topic_id: one.start for one in consumer.registrations if one.start is not None}
+    return {(one.topic_id, one.partition_id): one.start for one in consumer.registrations if one.start is not None}
 
 
 def _partitions(
-    view: View, owned: Iterable[OwnedPartition], starts: Mapping[TopicId, StartFrom], *, is_revoking: bool
+    view: View, owned: Iterable[OwnedPartition], starts: _Starts, *, is_revoking: bool
 ) -> tuple[AssignedPartition, ...]:
     return tuple(
         AssignedPartition(
@@ -112,8 +122,12 @@ def _partitions(
             topic_id=one.topic_id,
             partition_id=one.partition_id,
             epoch=one.epoch,
-            start="latest" if starts.get(one.topic_id) is StartFrom.LATEST else "earliest",
+            start="latest" if _start(starts, one) is StartFrom.LATEST else "earliest",
         )
         for one in owned
         if one.is_revoking is is_revoking and one.topic_id in view.topics
     )
+
+
+def _start(starts: _Starts, one: OwnedPartition) -> StartFrom | None:
+    return starts.get(one.key, starts.get((one.topic_id, ALL_PARTITIONS)))

@@ -68,6 +68,8 @@ BATCH_MAX = 5_000
 """Most releases, or removed members, in one command."""
 
 T = TypeVar("T")
+_STALE = ("group_changed", "bad_assignment")
+"""Refusals of a plan that was made from stale metadata."""
 _REASONS = ("joined", "left", "expired", "came back", "restarted", "topics")
 """The kinds of reasons that are counted; each is a label of a metric."""
 
@@ -129,9 +131,11 @@ class GroupsStatus(msgspec.Struct, frozen=True, kw_only=True):
 class GroupCoordinator:
     """The primary's work for groups, for one term."""
 
-    def __init__(self, store: MetadataStore, *, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, *, clock: Clock, note_alive: Callable[[ConsumerId], None]) -> None:
+        """`note_alive` is called with a group when one of its members shows life: it does not expire."""
         self._store = store
         self._clock = clock
+        self._note_alive = note_alive
         self._liveness = GroupLiveness(clock)
         self._identities: dict[MemberKey, ConnectionIdentity] = {}
         """Who sent the last heartbeat of each member with a pattern: it decides which topics match."""
@@ -184,6 +188,7 @@ class GroupCoordinator:
     def handle_joined(self, key: MemberKey, identity: ConnectionIdentity) -> None:
         """Count a join as a sign of life."""
         self._liveness.hear(key)
+        self._note_alive(key[0])
         self._note_identity(key, identity)
 
     async def handle_heartbeat(
@@ -199,8 +204,7 @@ class GroupCoordinator:
         """
         key = (request.group_id, request.member_id)
         self._find(key)
-        self._liveness.hear(key)
-        self._note_identity(key, identity)
+        self.handle_joined(key, identity)
         if request.released:
             await self._releases.submit(
                 PartitionRelease(*key, one.topic_id, one.partition_id, one.epoch) for one in request.released
@@ -374,7 +378,8 @@ class GroupCoordinator:
         try:
             await self._store.submit(command)
         except (RequestError, UnavailableError, OutcomeUnknownError) as error:
-            logger.debug("assignment not done", extra=facts(code=error.code))
+            level = logging.DEBUG if error.code in _STALE or not isinstance(error, RequestError) else logging.WARNING
+            logger.log(level, "assignment not done", extra=facts(code=error.code, reason=error.message))
             return False
         return True
 

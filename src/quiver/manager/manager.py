@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -225,7 +226,8 @@ class Manager:
     async def _serve(self) -> None:
         await self._form()
         self._liveness = Liveness(self._store, clock=self._clock, settings=self._settings)
-        self._groups = GroupCoordinator(self._store, clock=self._clock)
+        note_alive = partial(self._liveness.expiry.note_alive, EntityKind.CONSUMER)
+        self._groups = GroupCoordinator(self._store, clock=self._clock, note_alive=note_alive)
         reconciler = Reconciler(self._store, clock=self._clock, settings=self._settings)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._liveness.run())

@@ -167,6 +167,24 @@ def forget_topic(state: MetadataState, topic_id: TopicId) -> Iterator[Change]:
             yield put(_owning(state, member, kept))
 
 
+def register_grown(state: MetadataState, topic: TopicRow, partitions: int) -> Iterator[Change]:
+    """Yield the changes of groups that start at the end, for a topic that grows to so many partitions.
+
+    They read new partitions from the beginning: what is written there before the first member has them is not skipped.
+    """
+    for group_id in sorted(state.tables[Table.CONSUMER_GROUPS]):
+        consumer: ConsumerRow = state.tables[Table.CONSUMERS][group_id]
+        added = [
+            Registration(topic_id=topic.topic_id, partition_id=PartitionId(number), start=StartFrom.EARLIEST)
+            for one in consumer.registrations
+            if (one.topic_id, one.partition_id, one.start) == (topic.topic_id, ALL_PARTITIONS, StartFrom.LATEST)
+            for number in range(topic.partitions, partitions)
+        ]
+        if added and len(consumer.registrations) + len(added) <= REGISTRATIONS_MAX:
+            ordered = sorted((*consumer.registrations, *added), key=lambda one: (one.topic_id, one.partition_id))
+            yield put(msgspec.structs.replace(consumer, registrations=tuple(ordered)))
+
+
 # -- groups ------------------------------------------------------------------------------------------
 
 
@@ -441,7 +459,7 @@ def _register_topics(
         if grant.topic_id not in known and grant.topic_id not in added:
             topic: TopicRow = state.tables[Table.TOPICS][grant.topic_id]
             member: GroupMemberRow = state.tables[Table.GROUP_MEMBERS][group_id, grant.member_id]
-            start = StartFrom.EARLIEST if topic.created_ms > consumer.registered_ms else member.start
+            start = StartFrom.EARLIEST if topic.created_ms >= consumer.registered_ms else member.start
             added[grant.topic_id] = Registration(topic_id=grant.topic_id, partition_id=ALL_PARTITIONS, start=start)
     if not added:
         return []

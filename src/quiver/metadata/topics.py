@@ -32,7 +32,7 @@ from quiver.metadata.commands import (
     RestoreTopicCommand,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, check_assignment, find_topic, refuse
-from quiver.metadata.groups import forget_topic
+from quiver.metadata.groups import forget_topic, register_grown
 from quiver.metadata.quotas import check_partitions, check_topics
 from quiver.metadata.rows import (
     ConsumerRow,
@@ -125,7 +125,8 @@ def add_partitions(state: MetadataState, command: AddPartitionsCommand) -> Comma
         return refusal
     partitions = _new_partitions(state, topic.topic_id, command.assignments, first_number=topic.partitions)
     grown = msgspec.structs.replace(topic, partitions=command.partitions)
-    return CommandDecision([put(grown), *map(put, partitions)], _after(state, partitions))
+    registered = register_grown(state, topic, command.partitions)
+    return CommandDecision([put(grown), *map(put, partitions), *registered], _after(state, partitions))
 
 
 def delete(state: MetadataState, command: DeleteTopicCommand) -> CommandDecision | CommandRefusal:

@@ -21,9 +21,11 @@ from metadata_world import (
     select,
 )
 
+from quiver.broker.client_checks import check_consumer
 from quiver.features import LEVEL_MAX
 from quiver.groups import limits, machine
 from quiver.groups.settings import QueueSettings
+from quiver.manager.describe_groups import describe_assignment
 from quiver.metadata import groups, open_database
 from quiver.metadata.apply import apply
 from quiver.metadata.commands import (
@@ -55,7 +57,7 @@ from quiver.metadata.group_commands import (
     RemoveMembers,
     RestartGroupCommand,
 )
-from quiver.metadata.rows import EntityKind, GroupKind, GroupMemberRow, GroupRow, StartFrom
+from quiver.metadata.rows import ALL_PARTITIONS, EntityKind, GroupKind, GroupMemberRow, GroupRow, StartFrom
 from quiver.metadata.state import LogPosition, MetadataState
 from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.model import SESSION_BITS, ConsumerId, Index, NodeId, PartitionId, Term, TopicId
@@ -159,7 +161,7 @@ def test_join_is_idempotent_and_changes_the_subscription(world: World) -> None:
 
 
 def test_pattern_needs_no_topic_and_topics_are_registered_when_they_are_assigned(world: World) -> None:
-    world.join("m1", topics=(), pattern="l*", start=StartFrom.LATEST)
+    world.join("m1", topics=(), pattern="l*", start=StartFrom.LATEST, now_ms=NOW_MS + 1)
     consumer = world.state.view().consumer("billing")
     assert consumer is not None
     assert consumer.registrations == ()
@@ -326,6 +328,24 @@ def test_topic_that_vanishes_is_dropped_and_one_that_grows_is_given(world: World
     world.do(PurgeTopic(now_ms=NOW_MS, topic_id=LOGS))
     assert world.owned() == {"m1": []}
     assert world.state.assigned == 0
+
+
+def test_group_that_starts_at_the_end_reads_partitions_that_are_added_from_the_beginning(world: World) -> None:
+    world.join("m1", start=StartFrom.LATEST)
+    world.do(register_consumer(request_id="plain", start=StartFrom.LATEST))
+    world.do(AddPartitionsCommand(now_ms=NOW_MS, topic="logs", partitions=3, assignments=((NodeId(1),),)))
+    view = world.state.view()
+    consumer, plain = view.consumer("billing"), view.consumer("plain")
+    assert consumer is not None
+    assert plain is not None
+    starts = [(one.partition_id, one.start) for one in consumer.registrations]
+    assert starts == [(ALL_PARTITIONS, StartFrom.LATEST), (PartitionId(2), StartFrom.EARLIEST)]
+    assert len(plain.registrations) == 1
+    world.assign(("m1", 0), ("m1", 2))
+    found = describe_assignment(world.state.view(), world.member("m1"))
+    assert [(one.partition_id, one.start) for one in found.owned] == [(0, "latest"), (2, "earliest")]
+    assert check_consumer(view, GROUP, key=(LOGS, PartitionId(2))).start is StartFrom.EARLIEST
+    assert check_consumer(view, GROUP, key=(LOGS, PartitionId(1))).start is StartFrom.LATEST
 
 
 # -- groups ------------------------------------------------------------------------------------------
