@@ -31,7 +31,7 @@ PYTHONS ?= $(shell for python in $$(which -a python3 python3.11 python3.12 pytho
 # Seeded simulations give the same result on every Python, and Spark has its own; all else runs on each.
 DIFFERS := tests/unit tests/scenarios tests/integration tests/e2e
 
-.PHONY: help setup dist lock lint types unit audit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs clean
+.PHONY: help setup dist lock lint types unit audit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs console clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,10 @@ docs: setup ## write the pages that are made from the code
 	mv build/http.md docs/protocol/http.md
 	$(BIN)/quiver cli docs > build/cli.md
 	mv build/cli.md docs/operations/cli.md
+
+console: ## fetch the libraries of the web console again, in the versions that .ci/vendor_console.py names, and check them
+	@command -v npm >/dev/null || { echo "error: npm is needed to fetch the console's libraries (they are in the repository: only a change of versions needs this)" >&2; exit 1; }
+	$(PYTHON) .ci/vendor_console.py
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

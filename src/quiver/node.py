@@ -92,10 +92,8 @@ TRANSFER_TIMEOUT_MS = 1_000
 class Node:
     """One node of a cluster. Use as ``async with``."""
 
-    def __init__(
-        self, settings: Settings, environment: Environment, *, setting_sources: Mapping[str, str] | None = None
-    ) -> None:
-        self._setting_sources = dict(setting_sources or {})  # what set them, for people
+    def __init__(self, settings: Settings, environment: Environment) -> None:
+        self.setting_sources: dict[str, str] = {}  # what set a setting, for people
         self.id = NodeId(settings.node.id)
         self._settings = settings
         self._environment = environment
@@ -484,7 +482,7 @@ class Node:
             lags=self._broker.describe_lags() if request.with_lags else (),
             holds=len(view.holds),
             settings=list_shared(self._settings) if request.with_settings else {},
-            setting_sources=self._setting_sources if request.with_settings else {},
+            setting_sources=self.setting_sources if request.with_settings else {},
             level_max=self._store.level_max,
             database_outage=status.outage or "",
             security_mode=self._environment.mode.value,

@@ -119,7 +119,8 @@ async def _run(settings: Settings, sources: dict[str, str], *, with_parent: bool
     async with SystemEnvironment(settings) as environment:
         if settings.tls.is_enabled:  # otherwise it ends the process, as when a terminal closes
             loop.add_signal_handler(signal.SIGHUP, environment.certificates.reload_now)
-        node, is_running = Node(settings, environment, setting_sources=sources), False
+        node, is_running = Node(settings, environment), False
+        node.setting_sources = sources
         try:
             loop.set_exception_handler(lambda _, context: node.handle_escaped(context))
             async with node:

@@ -248,6 +248,7 @@ def _print_nodes(children: list[_Child], *, security: str) -> None:
         click.echo(f"export QUIVER_URL={children[0].plan.url}")
         click.echo(f"export QUIVER_CA_FILE={shlex.quote(f'{security}/{CA_NAME}')}")
         click.echo(f"export QUIVER_TOKEN_FILE={shlex.quote(f'{security}/{TOKEN_NAME}')}")
+    click.echo(f"console: {children[0].plan.url}/console")
     click.echo(f"ready: {children[0].plan.url} (Ctrl-C stops all)")
     sys.stdout.flush()
 

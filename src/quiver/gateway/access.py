@@ -20,6 +20,7 @@ from quiver.access.rules import deny, require, require_known, require_owner
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract, group_contract, queue_contract
 from quiver.gateway.console import contract as console_contract
+from quiver.gateway.console.pipelines import RUNS_TOPIC
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.gateway.http.messages import REQUEST_ID
 from quiver.metadata import View
@@ -116,6 +117,10 @@ def _unknown(kind: str, id_: int) -> NotFoundError:
     return NotFoundError(f"not done: unknown {kind} {id_}", code=f"unknown_{kind}")
 
 
+def _pipelines(permissions: Permissions, _: View, __: object) -> None:
+    require(permissions, Verb.READ, ResourceKind.TOPIC, RUNS_TOPIC)
+
+
 def _test_access(permissions: Permissions, _: View, given: access_contract.AccessTestQuery) -> None:
     require_known(permissions)
     if parse_principal(given.principal) != permissions.principal:
@@ -137,6 +142,7 @@ ROUTE_RULES: dict[str, RouteRule] = {
     **dict.fromkeys(("describe_topic", "list_partitions"), _seen_topic),
     **dict.fromkeys(("explain", "browse_records"), _topic(Verb.READ)),
     "configure_topic": _topic(Verb.CONFIGURE),
+    "list_pipelines": _pipelines,
     "restore_topic": _topic(Verb.DELETE),
     "create_topic": _create_topic,
     "delete_topic": _topic(Verb.DELETE),

@@ -208,6 +208,30 @@ class ResetBody(Parameters, frozen=True):
     dry_run: Annotated[bool, Meta(description="Move nothing; say where the cursors would be.")] = False
 
 
+# -- pipelines ---------------------------------------------------------------------------------------
+
+
+class PipelineRunItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of a pipeline, as it last described itself."""
+
+    run: str
+    pipeline: Annotated[str, Meta(description="archive, audit, analyze, ingest, parse or replay.")]
+    state: Annotated[str, Meta(description="running, done, passed, failed or stopped; silent: it no longer reports.")]
+    started_ms: int
+    updated_ms: int
+    topics: list[str] = []
+    records: int | None = None
+    lag: int | None = None
+    verdict: str = ""
+    report: Annotated[str, Meta(description="Where it wrote its report.")] = ""
+
+
+class PipelinesAnswer(Answer, frozen=True):
+    """Runs of pipelines, the one that reported last first."""
+
+    runs: list[PipelineRunItem]
+
+
 # -- the cluster -------------------------------------------------------------------------------------
 
 

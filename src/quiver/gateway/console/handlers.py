@@ -16,6 +16,7 @@ from quiver.gateway.console import contract
 from quiver.gateway.console.assets import ConsoleAssets
 from quiver.gateway.console.feed import ConsoleFeed
 from quiver.gateway.console.meter import sum_lags
+from quiver.gateway.console.pipelines import READ_MAX, RUNS_TOPIC, fold_runs
 from quiver.gateway.console.recorder import ConsoleRecorder
 from quiver.gateway.console.records import RecordBrowser
 from quiver.gateway.console.topic_summaries import TopicSummaries
@@ -59,6 +60,7 @@ class ConsoleHandlers:
     ) -> None:
         self._router = router.with_options(RouterOptions(timeout_ms=timeout_ms))
         self._view = view
+        self._clock = clock
         self._node = node
         self._assets = assets
         self._feed = feed
@@ -87,6 +89,7 @@ class ConsoleHandlers:
             "list_events": self.list_events,
             "list_holds": self.list_holds,
             "list_settings": self.list_settings,
+            "list_pipelines": self.list_pipelines,
         }
 
     # -- the console itself ----------------------------------------------------------------------
@@ -268,6 +271,16 @@ class ConsoleHandlers:
                 if one.key in described.settings
             ],
         )
+
+    async def list_pipelines(self, _: http_contract.Parameters) -> contract.PipelinesAnswer:
+        """List the runs of pipelines."""
+        query = contract.RecordsQuery(topic=RUNS_TOPIC, max=READ_MAX)
+        try:
+            found = await self._browser.browse(query)
+        except NotFoundError:
+            return contract.PipelinesAnswer(runs=[])
+        assert isinstance(found, contract.RecordsAnswer)
+        return contract.PipelinesAnswer(runs=fold_runs(found.records, now_ms=self._clock.wall_ms()))
 
     # -- requests --------------------------------------------------------------------------------
 

@@ -126,6 +126,14 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         failures=(404, 422),
     ),
     HttpRoute(
+        name="list_pipelines",
+        method="GET",
+        path="/pipelines",
+        section="Cluster",
+        summary="List the runs of pipelines that registered themselves in the topic `_pipelines`.",
+        answer=contract.PipelinesAnswer,
+    ),
+    HttpRoute(
         name="console",
         method="GET",
         path="/console",

@@ -1,0 +1,190 @@
+/** Consumers, groups and work queues: members, what they have, lag over time, reset with a preview. */
+
+import { Chart } from "./chart.js";
+import { html, useLoaded, useState } from "./dom.js";
+import { count, duration, time } from "./format.js";
+import { topicLink } from "./page-topics.js";
+import { api, history, update } from "./state.js";
+import { useStore } from "./store.js";
+import { Badge, Card, ErrorNote, Field, Form, LongTable, Table, TypedConfirmation, tell } from "./ui.js";
+
+/** @param {{ kind: string, name: string }} properties */
+export function ConsumersPage({ kind, name }) {
+  if (kind === "consumer" && name) return html`<${ConsumerPage} key=${name} id=${name} />`;
+  if (kind === "group" && name) return html`<${GroupPage} key=${name} group=${name} />`;
+  return html`<h1>Consumers</h1><${LagChart} /><${Groups} /><${Consumers} />`;
+}
+
+function LagChart() {
+  const now = useStore(update);
+  const names = [...history.lags.values.keys()].sort((one, other) => (history.lags.last(other) ?? 0) - (history.lags.last(one) ?? 0)).slice(0, 6);
+  if (!now || !names.length) return null;
+  return html`<div class="charts wide"><${Chart} title="Greatest lags" columns=${history.lags} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${names.map((name) => ({ name, label: name }))} /></div>`;
+}
+
+/** @param {any} row */
+function totalLag(row) {
+  const known = row.topics.map((/** @type {any} */ topic) => topic.lag).filter((/** @type {any} */ lag) => lag !== null);
+  return known.length ? known.reduce((/** @type {number} */ sum, /** @type {number} */ lag) => sum + lag, 0) : null;
+}
+
+function Consumers() {
+  const [filter, setFilter] = useState("");
+  const { value, error } = useLoaded(() => api.get("/consumers"), [], 3000);
+  const rows = (value?.consumers ?? []).filter((/** @type {any} */ row) => `${row.id} ${row.name} ${row.topics.map((/** @type {any} */ topic) => topic.topic).join(" ")}`.toLowerCase().includes(filter.toLowerCase()));
+  /** @type {import("./ui.js").Column[]} */
+  const columns = [
+    { title: "Consumer", width: "minmax(160px, 2fr)", sort: (row) => row.name || String(row.id), cell: (row) => html`<a href=${`#/consumers/consumer/${row.id}`}>${row.name || `consumer ${row.id}`}</a>` },
+    { title: "State", width: "90px", sort: (row) => (row.is_alive ? 0 : 1), cell: (row) => html`<${Badge} level=${row.is_alive ? "ok" : "info"}>${row.is_alive ? "active" : "idle"}<//>` },
+    { title: "Topics", width: "minmax(160px, 2fr)", cell: (row) => row.topics.map((/** @type {any} */ topic, /** @type {number} */ at) => html`${at ? ", " : ""}<a href=${topicLink(topic.topic)}>${topic.topic}</a>`) },
+    { title: "Lag", width: "110px", isNumber: true, sort: totalLag, cell: (row) => count(totalLag(row)) },
+    { title: "Last seen", width: "215px", sort: (row) => row.last_heartbeat_ms ?? null, cell: (row) => time(row.last_heartbeat_ms) },
+  ];
+  return html`<${Card} title="Consumers">
+    <div class="filters"><${Field} label="Filter" type="search" value=${filter} onInput=${setFilter} placeholder="name, id or topic" /><p role="status">${count(rows.length)} consumers</p></div>
+    <${ErrorNote} error=${error} />
+    <${LongTable} label="Consumers" columns=${columns} rows=${rows} rowKey=${(/** @type {any} */ row) => row.id} sortBy=${3} isDescending height=${400} />
+  <//>`;
+}
+
+function Groups() {
+  const { value, error } = useLoaded(() => api.get("/groups"), [], 3000);
+  /** @type {import("./ui.js").Column[]} */
+  const columns = [
+    { title: "Group", cell: (row) => html`<a href=${`#/consumers/group/${encodeURIComponent(row.group)}`}>${row.group}</a>` },
+    { title: "Kind", cell: (row) => (row.kind === "queue" ? "work queue" : "stream") },
+    { title: "State", cell: (row) => html`<${GroupState} state=${row.state} />` },
+    { title: "Members", isNumber: true, cell: (row) => count(row.members) },
+    { title: "Partitions", isNumber: true, cell: (row) => `${count(row.partitions - row.unassigned)} / ${count(row.partitions)}` },
+    { title: "Topics", cell: (row) => row.topics.join(", ") },
+    { title: "Last rebalance", cell: (row) => (row.last_rebalance_ms ? `${time(row.last_rebalance_ms)}: ${row.last_rebalance_reason}` : "–") },
+  ];
+  return html`<${Card} title="Groups and work queues"><${ErrorNote} error=${error} />
+    ${value && html`<${Table} label="Groups" columns=${columns} rows=${value.groups} rowKey=${(/** @type {any} */ row) => row.group} />`}<//>`;
+}
+
+/** @param {{ state: string }} properties */
+function GroupState({ state }) {
+  const level = state === "stable" || state === "queue" ? "ok" : state === "empty" ? "info" : "warning";
+  return html`<${Badge} level=${level}>${state}<//>`;
+}
+
+/** @type {import("./ui.js").Column[]} */
+const CURSOR_COLUMNS = [
+  { title: "Topic", cell: (row) => html`<a href=${topicLink(row.topic)}>${row.topic}</a>` },
+  { title: "Partition", isNumber: true, cell: (row) => row.partition_id },
+  { title: "Cursor", isNumber: true, cell: (row) => count(row.cursor) },
+  { title: "First", isNumber: true, cell: (row) => count(row.first_offset) },
+  { title: "End", isNumber: true, cell: (row) => count(row.end_offset) },
+  { title: "Lag", isNumber: true, cell: (row) => count(row.lag) },
+];
+
+/** @param {{ id: string }} properties */
+function ConsumerPage({ id }) {
+  const { value, error, reload } = useLoaded(() => api.get(`/consumers/${encodeURIComponent(id)}`), [id], 2000);
+  const topics = [...new Set((value?.cursors ?? []).map((/** @type {any} */ one) => one.topic))];
+  return html`<nav class="crumbs" aria-label="Where"><a href="#/consumers">Consumers</a> / </nav><h1>Consumer ${id}</h1>
+    <${ErrorNote} error=${error} />
+    ${value && html`<${Card} title="Positions"><${Table} label="Positions" columns=${CURSOR_COLUMNS} rows=${value.cursors} rowKey=${rowKey} /><//>
+      <${Reset} topics=${topics} isTopicNeeded name=${id}
+        preview=${async (/** @type {any} */ target) => toChanges((await api.post(`/consumers/${encodeURIComponent(id)}/reset`, { ...target, dry_run: true })).cursors)}
+        act=${(/** @type {any} */ target) => api.post(`/consumers/${encodeURIComponent(id)}/reset`, target)} onDone=${reload} />`}`;
+}
+
+/** @param {any} row */
+function rowKey(row) {
+  return `${row.topic}/${row.partition_id}`;
+}
+
+/** @param {any[]} cursors */
+function toChanges(cursors) {
+  return cursors.map((one) => ({ topic: one.topic, partition_id: one.partition_id, before: one.cursor, after: one.target, end_offset: one.end_offset }));
+}
+
+/** @param {{ group: string }} properties */
+function GroupPage({ group }) {
+  const path = `/groups/${encodeURIComponent(group)}`;
+  const { value, error, reload } = useLoaded(() => api.get(path), [group], 2000);
+  const lag = useLoaded(() => api.get(`${path}/lag`), [group], 2000);
+  const [isDeleting, setIsDeleting] = useState(false);
+  const remove = async () => {
+    await api.remove(path);
+    tell(`Group ${group} was deleted.`);
+    location.hash = "#/consumers";
+  };
+  /** @type {import("./ui.js").Column[]} */
+  const members = [
+    { title: "Member", cell: (row) => row.instance ?? row.member_id },
+    { title: "Client", cell: (row) => row.client },
+    { title: "Rack", cell: (row) => row.rack || "–" },
+    { title: "Joined", cell: (row) => `${duration(Date.now() - row.joined_ms)} ago` },
+    { title: "Partitions", cell: (row) => row.partitions.map((/** @type {any} */ one) => `${one.topic}/${one.partition_id}${one.state === "revoking" ? " (leaving)" : ""}`).join(", ") || "–" },
+  ];
+  const lagColumns = [...CURSOR_COLUMNS, { title: "Member", cell: (/** @type {any} */ row) => row.member_id ?? "–" }];
+  return html`<nav class="crumbs" aria-label="Where"><a href="#/consumers">Consumers</a> / </nav>
+    <div class="title"><h1>Group ${group}</h1><div class="buttons"><button class="quiet danger-text" onClick=${() => setIsDeleting(true)}>Delete group</button></div></div>
+    <${ErrorNote} error=${error} />
+    ${value && html`<dl class="numbers">
+        <div><dt>State</dt><dd><${GroupState} state=${value.group.state} /></dd></div>
+        <div><dt>Members</dt><dd>${count(value.group.members)}</dd></div>
+        <div><dt>Lag</dt><dd>${count(lag.value?.lag)}</dd></div>
+        <div><dt>Rebalances</dt><dd>${count(value.group.rebalances)}</dd></div>
+      </dl>
+      <${Card} title="Members"><${Table} label="Members" columns=${members} rows=${value.members} rowKey=${(/** @type {any} */ row) => row.member_id} /><//>
+      <${Card} title="Positions"><${ErrorNote} error=${lag.error} />${lag.value && html`<${Table} label="Positions" columns=${lagColumns} rows=${lag.value.partitions} rowKey=${rowKey} />`}<//>
+      ${value.group.kind === "stream" && html`<${Reset} topics=${value.group.topics} name=${group}
+        preview=${async (/** @type {any} */ target) => (await api.post(`${path}/reset`, { ...rename(target), dry_run: true })).cursors}
+        act=${(/** @type {any} */ target) => api.post(`${path}/reset`, rename(target))} onDone=${reload} />`}`}
+    ${isDeleting && html`<${TypedConfirmation} title="Delete group" name=${group} submit="Delete" warning="Its cursors are forgotten; a consumer that uses the name again begins from the start." onSubmit=${remove} onClose=${() => setIsDeleting(false)} />`}`;
+}
+
+/** @param {any} target */
+function rename({ time_ms: timestamp, ...rest }) {
+  return timestamp === undefined ? rest : { ...rest, timestamp };
+}
+
+/**
+ * Choose where cursors go, look at what that means, then do it.
+ *
+ * @param {{ topics: string[], name: string, isTopicNeeded?: boolean, preview: (target: any) => Promise<any[]>, act: (target: any) => Promise<unknown>, onDone: () => void }} properties
+ */
+function Reset({ topics, name, isTopicNeeded = false, preview, act, onDone }) {
+  const [topic, setTopic] = useState(isTopicNeeded ? (topics[0] ?? "") : "");
+  const [to, setTo] = useState("earliest");
+  const [at, setAt] = useState("");
+  const [plan, setPlan] = useState(/** @type {any[] | null} */ (null));
+  const target = () => {
+    /** @type {Record<string, unknown>} */
+    const given = topic ? { topic } : {};
+    if (to === "offset") given.offset = Number(at);
+    else if (to === "time") given.time_ms = new Date(at).getTime();
+    else given.to = to;
+    return given;
+  };
+  const change = (/** @type {(value: string) => void} */ setter) => (/** @type {string} */ value) => {
+    setter(value);
+    setPlan(null);
+  };
+  /** @type {import("./ui.js").Column[]} */
+  const columns = [
+    { title: "Topic", cell: (row) => row.topic },
+    { title: "Partition", isNumber: true, cell: (row) => row.partition_id },
+    { title: "Cursor now", isNumber: true, cell: (row) => count(row.before) },
+    { title: "Cursor then", isNumber: true, cell: (row) => html`<b>${count(row.after)}</b>` },
+    { title: "Effect", cell: (row) => (row.after === row.before ? "none" : row.after < row.before ? `${count(row.before - row.after)} records again` : `${count(row.after - row.before)} records skipped`) },
+    { title: "Lag then", isNumber: true, cell: (row) => count(row.end_offset - row.after) },
+  ];
+  /** @type {Array<[string, string]>} */
+  const choices = [...(isTopicNeeded ? [] : [/** @type {[string, string]} */ (["", "all"])]), ...topics.map((one) => /** @type {[string, string]} */ ([one, one]))];
+  return html`<${Card} title="Reset">
+    <p>Stop the consumer first: one that runs overwrites its cursors.</p>
+    <${Form} submit="Preview" onSubmit=${async () => setPlan(await preview(target()))} isDisabled=${(to === "offset" || to === "time") && !at}>
+      <${Field} label="Topic" value=${topic} onInput=${change(setTopic)} options=${choices} />
+      <${Field} label="To" value=${to} onInput=${change(setTo)} options=${[["earliest", "the oldest record"], ["latest", "the end"], ["offset", "an offset"], ["time", "a time"]]} />
+      ${to === "offset" && html`<${Field} label="Offset" type="number" value=${at} onInput=${change(setAt)} />`}
+      ${to === "time" && html`<${Field} label="Time" type="datetime-local" value=${at} onInput=${change(setAt)} />`}
+    <//>
+    ${plan && html`<${Table} label="Preview" columns=${columns} rows=${plan} rowKey=${rowKey} />
+      <${Form} submit=${`Reset ${name}`} isDangerous onSubmit=${() => act(target())} onDone=${() => { setPlan(null); tell(`${name} was reset.`); onDone(); }} onCancel=${() => setPlan(null)} />`}
+  <//>`;
+}

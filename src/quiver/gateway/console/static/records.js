@@ -1,0 +1,213 @@
+/** Records of a topic: by offset, time or key, searched, followed live, as text, JSON or bytes, and as files. */
+
+import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
+import { withQuery } from "./api.js";
+import { bytes, count, hexDump, time, toBytes } from "./format.js";
+import { api } from "./state.js";
+import { Badge, Check, ErrorNote, Field, LongTable } from "./ui.js";
+
+/** Records that a page keeps; while it follows, the oldest make room. */
+export const KEPT_MAX = 10_000;
+const FOLLOW_MS = 1000;
+/** Characters of a value in the list. */
+const PREVIEW = 200;
+
+/**
+ * @typedef {object} Shown
+ * @property {number} partition_id
+ * @property {number} offset
+ * @property {number} timestamp
+ * @property {string | null} [message]
+ * @property {string} [message_b64]
+ * @property {string} [key]
+ * @property {string} [key_b64]
+ * @property {Record<string, string | null>} [headers]
+ * @property {Record<string, string>} [headers_b64]
+ */
+
+/**
+ * Return the parameters of a look at records. Pure.
+ *
+ * @param {{ partition: string, start: string, at: string, key: string, search: string, max: string }} form
+ * @returns {Record<string, unknown>}
+ */
+export function toQuery({ partition, start, at, key, search, max }) {
+  /** @type {Record<string, unknown>} */
+  const query = { partition_id: partition, key, search, max: max || 100 };
+  if (start === "offset") query.offset = at;
+  else if (start === "time") query.time_ms = new Date(at).getTime();
+  else query.from = start;
+  if (start === "time" && Number.isNaN(query.time_ms)) throw new Error(`${JSON.stringify(at)} is not a time`);
+  if (start === "offset" && !/^\d+$/.test(at)) throw new Error("an offset is a number");
+  if (start === "offset" && !partition) throw new Error("an offset needs a partition");
+  return query;
+}
+
+/**
+ * Return the records that are kept when more arrive: no record twice, the newest `max`. Pure.
+ *
+ * @param {Shown[]} known
+ * @param {Shown[]} more
+ * @param {number} [max]
+ */
+export function keep(known, more, max = KEPT_MAX) {
+  const seen = new Set(known.map((one) => `${one.partition_id}/${one.offset}`));
+  const fresh = more.filter((one) => !seen.has(`${one.partition_id}/${one.offset}`));
+  return fresh.length ? [...known, ...fresh].slice(-max) : known;
+}
+
+/** @param {Shown} record */
+function preview(record) {
+  if (record.message_b64 !== undefined) return `${bytes(toBytes(null, record.message_b64).length)} of bytes`;
+  if (record.message === null || record.message === undefined) return "null";
+  return record.message.slice(0, PREVIEW);
+}
+
+/** @param {{ topic: string, partitions: number }} properties */
+export function RecordsTab({ topic, partitions }) {
+  const [form, setForm] = useState({ partition: "", start: "latest", at: "", key: "", search: "", max: "100" });
+  const [records, setRecords] = useState(/** @type {Shown[]} */ ([]));
+  const [ranges, setRanges] = useState(/** @type {any[]} */ ([]));
+  const [state, setState] = useState({ isBusy: false, error: /** @type {Error | null} */ (null), scanned: 0 });
+  const [isFollowing, setIsFollowing] = useState(false);
+  const [chosen, setChosen] = useState(/** @type {Shown | null} */ (null));
+  const [format, setFormat] = useState("jsonl");
+  const path = `/topics/${encodeURIComponent(topic)}/records`;
+  const positions = useRef(/** @type {Map<number, number>} */ (new Map()));
+  const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setForm((/** @type {any} */ old) => ({ ...old, [name]: value }));
+
+  const take = (/** @type {any} */ answer, /** @type {boolean} */ isMore) => {
+    setRecords((/** @type {Shown[]} */ old) => keep(isMore ? old : [], answer.records));
+    for (const range of answer.partitions) if (!range.error) positions.current.set(range.partition_id, range.next_offset);
+    setRanges(answer.partitions);
+  };
+  const read = async () => {
+    setState({ isBusy: true, error: null, scanned: 0 });
+    try {
+      const answer = await api.get(path, toQuery(form));
+      positions.current = new Map();
+      take(answer, false);
+      setState({ isBusy: false, error: null, scanned: answer.scanned });
+    } catch (error) {
+      setState({ isBusy: false, error: /** @type {Error} */ (error), scanned: 0 });
+    }
+  };
+  const readNext = async () => {
+    const wanted = ranges.filter((range) => !range.error).map((range) => range.partition_id);
+    for (const partition of wanted) {
+      const offset = positions.current.get(partition) ?? 0;
+      const answer = await api.get(path, { partition_id: partition, offset, key: form.key, search: form.search, max: form.max || 100 });
+      take({ ...answer, partitions: answer.partitions }, true);
+    }
+  };
+  useEffect(() => void read(), [topic]);
+  useEffect(() => {
+    if (!isFollowing) return undefined;
+    let isShown = true;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let timer;
+    const turn = async () => {
+      try {
+        if (!document.hidden) await readNext();
+        if (isShown) setState((/** @type {any} */ old) => ({ ...old, error: null }));
+      } catch (error) {
+        if (isShown) setState((/** @type {any} */ old) => ({ ...old, error }));
+      }
+      if (isShown) timer = setTimeout(turn, FOLLOW_MS);
+    };
+    turn();
+    return () => {
+      isShown = false;
+      clearTimeout(timer);
+    };
+  }, [isFollowing, topic, ranges.map((range) => range.partition_id).join()]);
+  const download = async () => {
+    try {
+      const response = await api.send("GET", withQuery(path, { ...toQuery({ ...form, max: "10000" }), format }));
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(await response.blob());
+      link.download = `${topic}.${format}`;
+      link.click();
+      URL.revokeObjectURL(link.href);
+    } catch (error) {
+      setState({ isBusy: false, error: /** @type {Error} */ (error), scanned: 0 });
+    }
+  };
+  /** @type {import("./ui.js").Column[]} */
+  const columns = useMemo(() => [
+    { title: "Time", width: "215px", cell: (row) => time(row.timestamp) },
+    { title: "Partition", width: "80px", isNumber: true, cell: (row) => row.partition_id },
+    { title: "Offset", width: "110px", isNumber: true, cell: (row) => html`<button class="link" aria-label=${`Show record ${row.partition_id}/${row.offset}`} onClick=${() => setChosen(row)}>${row.offset}</button>` },
+    { title: "Key", width: "minmax(80px, 1fr)", cell: (row) => row.key ?? (row.key_b64 ? `${row.key_b64} (base64)` : "–") },
+    { title: "Value", width: "minmax(200px, 4fr)", cell: (row) => html`<span class="value">${preview(row)}</span>` },
+  ], []);
+  /** @type {Array<[string, string]>} */
+  const choices = [["", "all"], ...Array.from({ length: partitions }, (_, at) => /** @type {[string, string]} */ ([String(at), String(at)]))];
+  const hasMore = ranges.some((range) => !range.error && (positions.current.get(range.partition_id) ?? 0) < range.end_offset);
+  return html`<form class="filters" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); read(); }}>
+      <${Field} label="Partition" value=${form.partition} onInput=${set("partition")} options=${choices} />
+      <${Field} label="From" value=${form.start} onInput=${set("start")} options=${[["latest", "the newest"], ["earliest", "the oldest"], ["offset", "offset"], ["time", "time"]]} />
+      ${form.start === "offset" && html`<${Field} label="Offset" type="number" value=${form.at} onInput=${set("at")} />`}
+      ${form.start === "time" && html`<${Field} label="Time" type="datetime-local" value=${form.at} onInput=${set("at")} />`}
+      <${Field} label="Key" value=${form.key} onInput=${set("key")} placeholder="any" />
+      <${Field} label="Search" type="search" value=${form.search} onInput=${set("search")} placeholder="text in value or key" />
+      <${Field} label="At most" value=${form.max} onInput=${set("max")} options=${[["100", "100"], ["1000", "1,000"], ["10000", "10,000"]]} />
+      <div class="buttons"><button type="submit" class="primary" disabled=${state.isBusy}>${state.isBusy ? "Reading…" : "Read"}</button></div>
+    </form>
+    <div class="filters">
+      <${Check} label="Follow live" value=${isFollowing} onInput=${setIsFollowing} />
+      <p role="status">${count(records.length)} records${form.search || form.key ? `, ${count(state.scanned)} looked at` : ""}</p>
+      ${hasMore && !isFollowing && html`<button onClick=${() => readNext().catch((error) => setState({ isBusy: false, error, scanned: 0 }))}>Read on</button>`}
+      <${Field} label="Download as" value=${format} onInput=${setFormat} options=${[["jsonl", "JSON lines"], ["csv", "CSV"], ["arrow", "Arrow"], ["parquet", "Parquet"]]} />
+      <div class="buttons"><button onClick=${download}>Download</button></div>
+    </div>
+    <${ErrorNote} error=${state.error} />
+    ${ranges.filter((range) => range.error).map((range) => html`<p class="note warning">Partition ${range.partition_id}: ${range.error}</p>`)}
+    <${LongTable} label="Records" columns=${columns} rows=${records} rowKey=${(/** @type {Shown} */ row) => `${row.partition_id}/${row.offset}`} height=${420} isAtEnd=${isFollowing} />
+    ${chosen && html`<${RecordDetail} record=${chosen} onClose=${() => setChosen(null)} />`}`;
+}
+
+/** @param {{ record: Shown, onClose: () => void }} properties */
+function RecordDetail({ record, onClose }) {
+  const parsed = useMemo(() => parseJson(record.message), [record]);
+  const [view, setView] = useState(parsed ? "json" : record.message_b64 === undefined ? "text" : "hex");
+  const data = useMemo(() => toBytes(record.message, record.message_b64), [record]);
+  const headers = Object.entries({ ...record.headers, ...record.headers_b64 });
+  return html`<section class="card detail" aria-label=${`Record ${record.partition_id}/${record.offset}`}>
+    <header><h2>Partition ${record.partition_id}, offset ${record.offset}</h2><div class="buttons">
+      ${[["text", "Text"], ["json", "JSON"], ["hex", "Bytes"]].map(([name, title]) => html`<button class="quiet" aria-pressed=${view === name} disabled=${name === "json" && !parsed} onClick=${() => setView(name)}>${title}</button>`)}
+      <button class="quiet" onClick=${onClose} aria-label="Close the record">✕</button>
+    </div></header>
+    <dl class="facts"><dt>Time</dt><dd>${time(record.timestamp)}</dd><dt>Key</dt><dd>${record.key ?? record.key_b64 ?? "–"}</dd><dt>Size</dt><dd>${bytes(data.length)}</dd>
+      ${headers.map(([name, value]) => html`<dt>${name}</dt><dd>${value ?? "null"}</dd>`)}</dl>
+    ${view === "json" && parsed && html`<div class="json"><${JsonTree} value=${parsed.value} name="" depth=${0} /></div>`}
+    ${view === "text" && html`<pre tabindex="0">${record.message ?? (record.message_b64 === undefined ? "null" : new TextDecoder().decode(data))}</pre>`}
+    ${view === "hex" && html`<pre tabindex="0">${hexDump(data)}</pre>`}
+  </section>`;
+}
+
+/**
+ * @param {string | null | undefined} text
+ * @returns {{ value: unknown } | null}
+ */
+export function parseJson(text) {
+  if (!text || !/^\s*[[{"\d\-tfn]/.test(text)) return null;
+  try {
+    return { value: JSON.parse(text) };
+  } catch {
+    return null;
+  }
+}
+
+/** @param {{ value: unknown, name: string, depth: number }} properties */
+function JsonTree({ value, name, depth }) {
+  const label = name ? html`<b>${name}</b>: ` : "";
+  if (value === null || typeof value !== "object") return html`<div>${label}<${Badge} level="plain">${JSON.stringify(value)}<//></div>`;
+  const entries = Object.entries(value);
+  const isList = Array.isArray(value);
+  return html`<details open=${depth < 2}>
+    <summary>${label}${isList ? `[${entries.length}]` : `{${entries.length}}`}</summary>
+    ${entries.slice(0, 500).map(([key, each]) => html`<${JsonTree} key=${key} value=${each} name=${key} depth=${depth + 1} />`)}
+    ${entries.length > 500 && html`<p>… ${entries.length - 500} more</p>`}
+  </details>`;
+}

@@ -1,0 +1,130 @@
+/** What all pages share: the API, the newest update of the stream, and where the page is connected. */
+
+import { Api } from "./api.js";
+import { History } from "./history.js";
+import { follow } from "./live.js";
+import { Store } from "./store.js";
+
+/**
+ * @typedef {object} ConsoleNode
+ * @property {number} node
+ * @property {string} state
+ * @property {string[]} roles
+ * @property {string} http_address
+ * @property {string} wire_address
+ * @property {string} [rack]
+ * @property {boolean} [is_alive]
+ * @property {boolean} [is_primary]
+ * @property {boolean} [is_ready]
+ * @property {string} [version]
+ * @property {number} [uptime_ms]
+ * @property {number} [leads]
+ * @property {number} [replicas]
+ * @property {number} [log_bytes]
+ * @property {string} [problem]
+ * @property {Array<number | null>} [values]
+ */
+/**
+ * @typedef {object} Update
+ * @property {number} time_ms
+ * @property {number} served_by
+ * @property {string} cluster_id
+ * @property {number | null} primary
+ * @property {number} feature_level
+ * @property {string} security_mode
+ * @property {{ level: "ok" | "warning" | "critical", sentence: string, reasons: Array<[string, string]> }} health
+ * @property {string[]} series
+ * @property {Array<number | null>} sample
+ * @property {Array<[string, string, number]>} lags
+ * @property {ConsoleNode[]} nodes
+ * @property {number} topics
+ * @property {number} partitions
+ * @property {number} producers
+ * @property {number} consumers
+ * @property {number} holds
+ * @property {boolean} is_rebalancing
+ * @property {Array<{ topic: string, partition: number, source: number | null, target: number, state: string, begun_ms: number }>} moves
+ * @property {number} moves_total
+ * @property {Event_[]} events
+ */
+/** @typedef {{ id: number, time_ms: number, kind: string, text: string, level?: string }} Event_ */
+
+/** Events that a page keeps. */
+const EVENTS_MAX = 500;
+
+export const api = new Api({ origin: location.origin, storage: window.sessionStorage });
+export const history = new History();
+
+/** @type {Store<Update | null>} */
+export const update = new Store(/** @type {Update | null} */ (null));
+/** @type {Store<Event_[]>} newest first */
+export const events = new Store(/** @type {Event_[]} */ ([]));
+/** @type {Store<import("./api.js").Place>} */
+export const place = new Store(/** @type {import("./api.js").Place} */ ({ address: api.address, state: "connected", note: "" }));
+/** @type {Store<{ state: "unknown" | "open" | "known" | "needed", principal: string, error: string }>} */
+export const session = new Store(/** @type {any} */ ({ state: "unknown", principal: "", error: "" }));
+/** @type {Store<Error | null>} why there is no stream */
+export const streamError = new Store(/** @type {Error | null} */ (null));
+
+api.onPlace = (now) => place.set(now);
+api.onUnauthenticated = () => {
+  if (session.value.state !== "needed") session.set({ state: "needed", principal: "", error: api.token ? "this token is not valid (any more)" : "" });
+};
+
+/** @type {AbortController | null} */
+let stream = null;
+
+/** Find out who the caller is, and start to follow the cluster. */
+export async function begin() {
+  try {
+    const found = await api.get("/console/session");
+    api.learn(found.nodes);
+    session.set({ state: found.principal ? "known" : "open", principal: found.principal, error: "" });
+  } catch (error) {
+    if (session.value.state !== "needed") {
+      streamError.set(/** @type {Error} */ (error));
+      setTimeout(begin, 2000);
+    }
+    return;
+  }
+  stream?.abort();
+  stream = new AbortController();
+  follow(api, handleEvent, (error) => streamError.value !== error && streamError.set(error), stream.signal);
+}
+
+/** @param {string} token */
+export async function login(token) {
+  api.setToken(token);
+  session.set({ state: "unknown", principal: "", error: "" });
+  await begin();
+}
+
+export function logout() {
+  stream?.abort();
+  api.setToken("");
+  update.set(null);
+  session.set({ state: "needed", principal: "", error: "" });
+}
+
+/**
+ * @param {string} name
+ * @param {any} value
+ */
+function handleEvent(name, value) {
+  if (name === "history") {
+    history.load(value);
+    events.set([...value.events].reverse());
+  } else if (name === "update") {
+    history.add(value);
+    api.learn(value.nodes.map((/** @type {ConsoleNode} */ node) => node.http_address).filter(Boolean));
+    mergeEvents(value.events);
+    update.set(value);
+  }
+}
+
+/** @param {Event_[]} newest */
+function mergeEvents(newest) {
+  const known = new Set(events.value.map((event) => `${event.id} ${event.time_ms}`));
+  const fresh = newest.filter((event) => !known.has(`${event.id} ${event.time_ms}`));
+  if (fresh.length) events.set([...fresh.reverse(), ...events.value].slice(0, EVENTS_MAX));
+}
