@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Literal
 
 from quiver.client.arguments import check_arguments
 from quiver.client.options import QueueOptions, check_options, to_ms
-from quiver.client.queue import AsyncQueue
+from quiver.client.queue import AsyncJob, AsyncQueue
 from quiver.client.queue_core import QueueCore
 from quiver.client.queue_groups import (
     QueueDescription,
@@ -92,7 +93,7 @@ class AsyncClusterQueues(ABC):
             router=self.router,
             options=options,
             settings=settings,
-            make_job=queue.make_job,
+            make_job=partial(AsyncJob, queue),
         )
         self._keep(queue.core)
         return queue

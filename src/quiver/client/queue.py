@@ -10,10 +10,9 @@ from quiver.client.arguments import check_arguments
 from quiver.client.options import to_ms
 from quiver.client.presentation import describe, html_table
 from quiver.client.queue_core import QueueCore
-from quiver.client.queue_jobs import LeasedJob, LeaseGrant
+from quiver.client.queue_jobs import LeasedJob
 from quiver.errors import OutOfRangeError, QuiverError
 from quiver.groups.settings import DELAY_MS_MAX, LEASE_MS_MAX, QueueSettings
-from quiver.record import Record
 from quiver.routing.router import Router
 from quiver.wire.queue_messages import REASON_CHARACTERS_MAX
 
@@ -63,11 +62,7 @@ class AsyncJob(LeasedJob):
                 await work(job.json())
     """
 
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: AsyncQueue, record: Record, attempt: int, grant: LeaseGrant, ends_ms: int) -> None:
-        super().__init__(record, attempt, grant, ends_ms)
-        self._queue = queue
+    queue: AsyncQueue
 
     async def ack(self) -> None:
         """Acknowledge the job: it is done, and is never delivered again once this returns.
@@ -75,35 +70,35 @@ class AsyncJob(LeasedJob):
         Raises:
             FencedError: the lease had ended and another worker has the job (`stale_receipt`): this was not done.
         """
-        await self._queue.core.settle("ack", (self,))
+        await self.queue.core.settle("ack", (self,))
 
     async def nack(self, delay: float | None = None) -> None:
         """Return the job: it is delivered again after `delay` seconds, or as the group's backoff says.
 
         After the group's `max_attempts` it becomes a dead letter instead. Raises as `ack`.
         """
-        await self._queue.core.settle("return", (self,), to_delay_ms(delay))
+        await self.queue.core.settle("return", (self,), to_delay_ms(delay))
 
     async def release(self) -> None:
         """Return the job unworked: it is delivered again at once, and this attempt does not count. Raises as `ack`."""
-        await self._queue.core.settle("release", (self,))
+        await self.queue.core.settle("release", (self,))
 
     async def reject(self, reason: str = "") -> None:
         """Make the job a dead letter now, with a reason that its record's headers will say. Raises as `ack`."""
-        await self._queue.core.settle("reject", (self,), to_reason(reason))
+        await self.queue.core.settle("reject", (self,), to_reason(reason))
 
     async def extend(self, lease: float | None = None) -> None:
         """Let the lease end `lease` seconds from now; by default the group's lease time. Raises as `ack`."""
-        await self._queue.core.extend((self,), to_lease_ms(lease))
+        await self.queue.core.extend((self,), to_lease_ms(lease))
 
     async def __aenter__(self) -> Self:
-        self._queue.core.keep_alive(self)
+        self.queue.core.keep_alive(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        core = self._queue.core
+        core = self.queue.core
         core.alive.pop(self, None)
         if self.is_settled:
             return
@@ -148,10 +143,6 @@ class AsyncQueue:
         self.core: QueueCore  # set by the cluster, right after
         self._router = router
         self._idle_timeout_ms = idle_timeout_ms
-
-    def make_job(self, record: Record, attempt: int, grant: LeaseGrant, ends_ms: int) -> AsyncJob:
-        """Return a job of this queue. For use inside the SDK only."""
-        return AsyncJob(self, record, attempt, grant, ends_ms)
 
     @property
     def topic(self) -> str:

@@ -374,15 +374,22 @@ class QueueCore:
         begun: list[LeasedJob] = []
         is_known = False
         try:
-            begun.extend(job for job in jobs if job.begin_settling(kind))
+            for job in jobs:
+                if job.settled is None:
+                    job.settled = "in_progress"
+                    begun.append(job)
+                else:
+                    job.check_settled(kind)
             if begun:
                 stale = await self._send(kind, begun, argument)
                 is_known = True
                 _raise_stale(begun, stale)
         finally:
+            alive = self.alive
             for job in begun:
-                job.end_settling(kind if is_known else None)
-                self.alive.pop(job, None)
+                job.settled = kind if is_known else None
+                if alive:
+                    alive.pop(job, None)
 
     async def extend(self, jobs: Sequence[LeasedJob], lease_ms: int | None) -> None:
         """Let leases end in `lease_ms` from now; None: in the group's lease time.
@@ -390,6 +397,7 @@ class QueueCore:
         Raises:
             FencedError: some were delivered to other workers, or are settled (`stale_receipt`); others are extended.
         """
+        jobs = list(dict.fromkeys(jobs))  # no record is named twice in a request
         lasting_ms = self._lease_ms if lease_ms is None else lease_ms
         ends_ms = self._clock.monotonic_ms() + lasting_ms
         stale = await self._send("extend", jobs, lasting_ms)
@@ -415,10 +423,10 @@ class QueueCore:
         if self._failure is not None and kind != "release":
             raise copy_error(self._failure)
         waiting: list[tuple[PartitionId, asyncio.Future[list[int]]]] = []
-        for (topic_id, partition_id), ranges in to_ranges(jobs):
-            check_topic(self.topic, topic_id)
-            futures = self._places[partition_id].settler.add(kind, ranges, argument)
-            waiting += [(partition_id, future) for future in futures]
+        for grant, ranges in to_ranges(jobs).items():
+            check_topic(self.topic, grant.topic_id)
+            futures = self._places[grant.partition_id].settler.add(kind, ranges, argument)
+            waiting += [(grant.partition_id, future) for future in futures]
         if len(waiting) == 1:
             return {(waiting[0][0], offset) for offset in await waiting[0][1]}
         if waiting:

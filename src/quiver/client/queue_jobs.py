@@ -6,7 +6,7 @@ leased to another worker may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +24,7 @@ _PAST: dict[str, str] = {
 }
 
 
-class LeaseGrant(msgspec.Struct, frozen=True):
+class LeaseGrant(msgspec.Struct, frozen=True, eq=False):
     """What the jobs of one receive have in common."""
 
     topic_id: TopicId
@@ -33,21 +33,24 @@ class LeaseGrant(msgspec.Struct, frozen=True):
     lease_ms: int
 
 
-class LeasedJob:
-    """A record, and the lease under which this process works on it."""
+class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
+    """A record, and the lease under which this process works on it.
 
-    __slots__ = ("_settled", "attempt", "ends_ms", "grant", "is_extending", "record")
+    A struct, because queues make one for each record.
+    """
 
-    def __init__(self, record: Record, attempt: int, grant: LeaseGrant, ends_ms: int) -> None:
-        self.record = record
-        """The record, as a consumer reads it."""
-        self.attempt = attempt
-        """How often the record has been delivered, this time included."""
-        self.grant = grant
-        self.ends_ms = ends_ms
-        """When the lease ends at the earliest, by the monotonic clock of this process."""
-        self.is_extending = False
-        self._settled: SettleKind | Literal["in_progress"] | None = None
+    queue: Any
+    """The queue object that received it."""
+    record: Record
+    """The record, as a consumer reads it."""
+    attempt: int
+    """How often the record has been delivered, this time included."""
+    grant: LeaseGrant
+    ends_ms: int
+    """When the lease ends at the earliest, by the monotonic clock of this process."""
+    is_extending: bool = False
+    settled: SettleKind | Literal["in_progress"] | None = None
+    """How it was settled; None: not yet."""
 
     @property
     def value(self) -> bytes | None:
@@ -96,33 +99,22 @@ class LeasedJob:
     @property
     def is_settled(self) -> bool:
         """Whether it was acknowledged, returned, released or rejected."""
-        return self._settled is not None
+        return self.settled is not None
 
-    def begin_settling(self, kind: SettleKind) -> bool:
-        """Return whether the job is to be settled now; False if the same was done before. For use in the SDK only.
-
-        Raises:
-            ConflictError: it was settled differently, or another call is settling it.
-        """
-        if self._settled is None:
-            self._settled = "in_progress"
-            return True
-        if self._settled == kind:
-            return False
-        was = _PAST.get(self._settled)
+    def check_settled(self, kind: SettleKind) -> None:
+        """Raise `ConflictError` unless the job was settled in this way before. For use inside the SDK only."""
+        if self.settled == kind:
+            return
+        was = _PAST.get(self.settled or "")
         state = "is being settled by another call" if was is None else f"was {was} before"
         raise ConflictError(f"not done: job {self.describe()} {state}", code="job_settled")
-
-    def end_settling(self, kind: SettleKind | None) -> None:
-        """Set how it was settled; None: it was not. For use in the SDK only."""
-        self._settled = kind
 
     def describe(self) -> str:
         """Return where its record is."""
         return f"{self.topic}/{self.partition}:{self.offset}"
 
     def __repr__(self) -> str:
-        state = self._settled or "leased"
+        state = self.settled or "leased"
         return f"<{type(self).__name__} {self.describe()} attempt={self.attempt} {state}>"
 
 
@@ -130,14 +122,22 @@ Range = tuple[int, int, int]
 """First offset, number of records, grant."""
 
 
-def to_ranges(jobs: Iterable[LeasedJob]) -> Iterator[tuple[tuple[TopicId, PartitionId], list[Range]]]:
-    """Yield the receipts of jobs by partition, those of neighbouring records as one range."""
-    by_place: dict[tuple[TopicId, PartitionId], list[tuple[int, int]]] = {}
+def to_ranges(jobs: Iterable[LeasedJob]) -> dict[LeaseGrant, list[Range]]:
+    """Return the receipts of jobs by their grant; neighbouring records that follow each other are one range."""
+    by_grant: dict[LeaseGrant, list[Range]] = {}
+    grant: LeaseGrant | None = None
+    first = end = -1
     for job in jobs:
-        grant = job.grant
-        by_place.setdefault((grant.topic_id, grant.partition_id), []).append((grant.grant, job.record.offset))
-    for place, receipts in by_place.items():
-        yield place, merge_receipts(receipts)
+        offset = job.record.offset
+        if job.grant is grant and offset == end:
+            end = offset + 1
+            continue
+        if grant is not None:
+            by_grant.setdefault(grant, []).append((first, end - first, grant.grant))
+        grant, first, end = job.grant, offset, offset + 1
+    if grant is not None:
+        by_grant.setdefault(grant, []).append((first, end - first, grant.grant))
+    return by_grant
 
 
 def merge_receipts(receipts: list[tuple[int, int]]) -> list[Range]:

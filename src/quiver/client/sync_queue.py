@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, cast
 
@@ -10,11 +11,10 @@ from quiver.client.arguments import check_arguments
 from quiver.client.options import to_ms
 from quiver.client.presentation import describe, html_table
 from quiver.client.queue import AsyncQueue, check_jobs_max, to_delay_ms, to_lease_ms, to_reason
-from quiver.client.queue_jobs import LeasedJob, LeaseGrant
+from quiver.client.queue_jobs import LeasedJob
 from quiver.client.thread import LoopThread
 from quiver.errors import QuiverError
 from quiver.groups.settings import QueueSettings
-from quiver.record import Record
 
 
 @check_arguments
@@ -27,11 +27,7 @@ class Job(LeasedJob):
                 work(job.json())
     """
 
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: Queue, record: Record, attempt: int, grant: LeaseGrant, ends_ms: int) -> None:
-        super().__init__(record, attempt, grant, ends_ms)
-        self._queue = queue
+    queue: Queue
 
     def ack(self) -> None:
         """Acknowledge the job: it is done, and is never delivered again once this returns.
@@ -39,35 +35,35 @@ class Job(LeasedJob):
         Raises:
             FencedError: the lease had ended and another worker has the job (`stale_receipt`): this was not done.
         """
-        self._queue.thread.run(self._queue.core.settle("ack", (self,)))
+        self.queue.thread.run(self.queue.core.settle("ack", (self,)))
 
     def nack(self, delay: float | None = None) -> None:
         """Return the job: it is delivered again after `delay` seconds, or as the group's backoff says.
 
         After the group's `max_attempts` it becomes a dead letter instead. Raises as `ack`.
         """
-        self._queue.thread.run(self._queue.core.settle("return", (self,), to_delay_ms(delay)))
+        self.queue.thread.run(self.queue.core.settle("return", (self,), to_delay_ms(delay)))
 
     def release(self) -> None:
         """Return the job unworked: it is delivered again at once, and this attempt does not count. Raises as `ack`."""
-        self._queue.thread.run(self._queue.core.settle("release", (self,)))
+        self.queue.thread.run(self.queue.core.settle("release", (self,)))
 
     def reject(self, reason: str = "") -> None:
         """Make the job a dead letter now, with a reason that its record's headers will say. Raises as `ack`."""
-        self._queue.thread.run(self._queue.core.settle("reject", (self,), to_reason(reason)))
+        self.queue.thread.run(self.queue.core.settle("reject", (self,), to_reason(reason)))
 
     def extend(self, lease: float | None = None) -> None:
         """Let the lease end `lease` seconds from now; by default the group's lease time. Raises as `ack`."""
-        self._queue.thread.run(self._queue.core.extend((self,), to_lease_ms(lease)))
+        self.queue.thread.run(self.queue.core.extend((self,), to_lease_ms(lease)))
 
     def __enter__(self) -> Self:
-        self._queue.core.keep_alive(self)
+        self.queue.core.keep_alive(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._queue.core.alive.pop(self, None)
+        self.queue.core.alive.pop(self, None)
         if self.is_settled:
             return
         if kind is None:
@@ -110,11 +106,8 @@ class Queue:
     def __init__(self, queue: AsyncQueue, thread: LoopThread) -> None:
         self._queue = queue
         self.core = queue.core
-        self.core.make_job = self._make_job  # before the first receive
+        self.core.make_job = partial(Job, self)  # before the first receive
         self.thread = thread
-
-    def _make_job(self, record: Record, attempt: int, grant: LeaseGrant, ends_ms: int) -> Job:
-        return Job(self, record, attempt, grant, ends_ms)
 
     @property
     def topic(self) -> str:

@@ -15,6 +15,7 @@ import base64
 import binascii
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -233,7 +234,7 @@ class QueueHandlers:
             router=self._router,
             options=QueueOptions(),
             settings=settings,
-            make_job=LeasedJob,
+            make_job=partial(LeasedJob, None),
         )
         opened = self._queues[key] = _OpenQueue(core=core, used_ms=self._clock.monotonic_ms())
         if self._sweeper is None:

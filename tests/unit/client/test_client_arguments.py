@@ -64,10 +64,8 @@ NOT_CALLED = {
     "facts",
     "wait_batch",
     "result",
-    "make_job",
     "next_job",
-    "begin_settling",
-    "end_settling",
+    "check_settled",
 }
 
 

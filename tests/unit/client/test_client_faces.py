@@ -39,7 +39,6 @@ EXCEPTIONS: dict[str, str] = {
     "AsyncProducer.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
     "AsyncConsumer.wait_batch: only in the asyncio class": "for the SDK alone: `Consumer` iterates over its batches",
     "AsyncQueue.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
-    "AsyncQueue.make_job: only in the asyncio class": "for the SDK alone: `Queue` makes its own jobs",
     "AsyncQueue.next_job: only in the asyncio class": "for the SDK alone: `Queue` iterates with it",
     "Cluster.read_range: returns Generator[Batch, None, None] and AsyncIterator[Batch]": "`close` ends it early",
     "Cluster.read_replica: returns Generator[Batch, None, None] and AsyncIterator[Batch]": "`close` ends it early",
