@@ -271,7 +271,7 @@ class GroupConsumerCore(ConsumerCore):
     def _is_doubtful(self) -> bool:
         """Whether it may have lost its partitions: it was fenced, or its process stood still for too long.
 
-        Then it returns no record until the next heartbeat has ended.
+        Then it returns no record until a heartbeat that was begun since has ended.
         """
         if self._membership is None:
             return False

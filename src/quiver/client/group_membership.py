@@ -22,7 +22,6 @@ import msgspec
 from quiver.client.consumer_core import Place
 from quiver.errors import (
     FencedError,
-    NotFoundError,
     OutcomeUnknownError,
     QuiverError,
     RequestError,
@@ -46,8 +45,10 @@ from quiver.wire.group_messages import (
 
 logger = logging.getLogger(__name__)
 
-ATTEMPT_MS_MIN: Final = 300
-"""Shortest timeout of one attempt to send a heartbeat, beyond the time that it may wait for a new assignment."""
+ATTEMPT_MS_MIN: Final = 250
+ATTEMPTS_PER_TIMEOUT: Final = 6
+"""The part of the session timeout that an answer may take beyond the time that it waits for news, but at least
+`ATTEMPT_MS_MIN`: a node that does not answer costs a third for the wait and a sixth, and there is time for another."""
 IDLE_MS_MIN: Final = 50
 """Shortest interval between two heartbeats that bring nothing new, even if they are answered immediately."""
 
@@ -110,7 +111,7 @@ class GroupMembership:
 
         `is_abandoned` says whether the consumer can never be read again, which ends the membership.
         """
-        attempt_ms = max(ATTEMPT_MS_MIN, join.session_timeout_ms // HEARTBEATS_PER_TIMEOUT)
+        attempt_ms = max(ATTEMPT_MS_MIN, join.session_timeout_ms // ATTEMPTS_PER_TIMEOUT)
         options = msgspec.structs.replace(
             router.options, attempt_timeout_ms=min(router.options.attempt_timeout_ms, attempt_ms)
         )
@@ -119,12 +120,14 @@ class GroupMembership:
         self.busy_since_ms: int | None = None
         """When the application received records that it has not finished; set by the consumer, None: all finished."""
         self.turned_ms = router.clock.monotonic_ms()
-        """When the last heartbeat ended, answered or not. In a process that runs it is never old."""
+        """When the last heartbeat that ended was begun. In a process that runs it is not old; if it is, the answer may
+        have waited as long as the process stood still, and says nothing about now."""
         self._router = router.with_options(options)
         self._join, self._on_change, self._is_abandoned = join, on_change, is_abandoned
         self._processing_ms_max = processing_ms_max
         self._heartbeat_ms = join.session_timeout_ms // HEARTBEATS_PER_TIMEOUT
         self._released: dict[Place, AssignedPartition] = {}
+        self._failure_count = 0
         self._is_leaving = False
         self._is_out = False
         self._resumed = asyncio.Event()
@@ -143,7 +146,7 @@ class GroupMembership:
     async def subscribe(self, topics: Sequence[str], deadline: Deadline) -> None:
         """Change the topics of the subscription; partitions of those that stay do not move for it."""
         self._join = msgspec.structs.replace(self._join, topics=tuple(topics))
-        if not self._is_out:
+        if self.view.member_id:
             request = msgspec.structs.replace(self._join, member_id=self.view.member_id)
             joined, _ = await self._router.ask(request, deadline=deadline)
             self._router.cache.record_index(joined.index)
@@ -155,6 +158,8 @@ class GroupMembership:
                 await self.leave(self._router.deadline())
             elif self._is_out:
                 await self._wait_resumed()
+            elif not self.view.member_id:
+                await self._rejoin()
             elif self._is_overdue():
                 await self._step_out()
             else:
@@ -168,7 +173,7 @@ class GroupMembership:
 
     async def leave(self, deadline: Deadline) -> None:
         """Leave the group: its partitions are free at once. Idempotent."""
-        is_member, self._is_leaving = not (self._is_leaving or self._is_out), True
+        is_member, self._is_leaving = bool(self.view.member_id) and not self._is_leaving, True
         if is_member and self.group_id is not None:
             request = LeaveGroup(group_id=self.group_id, member_id=self.view.member_id)
             done, _ = await self._router.ask(request, deadline=deadline)
@@ -176,10 +181,9 @@ class GroupMembership:
 
     async def check(self) -> None:
         """Ask at once whether it is still a member; the consumer is told that there is an answer."""
-        try:
+        if self.view.member_id:
             await self._beat(wait_ms=0)
-        finally:
-            self._on_change()
+        self._on_change()
 
     async def resume(self) -> None:
         """Join again if the application took longer than it may and has asked for records since."""
@@ -189,26 +193,23 @@ class GroupMembership:
 
     async def _beat(self, *, wait_ms: int) -> None:
         """Send one heartbeat and take its answer."""
-        begun_ms, version = self._router.clock.monotonic_ms(), self.view.version
+        begun_ms, before = self._router.clock.monotonic_ms(), self.view
         try:
-            try:
-                await self._ask_heartbeat(wait_ms=wait_ms)
-            finally:
-                self._turn()
-        except NotFoundError as error:
+            await self._ask_heartbeat(wait_ms=wait_ms)
+        except RequestError as error:
             if error.code != "unknown_member":
                 self._fail(error)
-                return
-            await self._rejoin()
-        except RequestError as error:
-            self._fail(error)
+            elif self.view.member_id == before.member_id:
+                self._lose_all()
         except (UnavailableError, OutcomeUnknownError, StorageError) as error:
             facts = {"group": self._join.group, "error": str(error)}
             logger.info("a heartbeat of a group member was not answered, it is repeated", extra={"facts": facts})
-        else:
-            passed_ms = self._router.clock.monotonic_ms() - begun_ms
-            if wait_ms and self.view.version == version and passed_ms < IDLE_MS_MIN:
-                await asyncio.sleep((IDLE_MS_MIN - passed_ms) / 1000)
+            self._prefer_another_node()
+        finally:
+            self._turn(begun_ms)  # last: the consumer trusts its assignment again from here on
+        passed_ms = self._router.clock.monotonic_ms() - begun_ms
+        if wait_ms and self.view is before and passed_ms < IDLE_MS_MIN:
+            await asyncio.sleep((IDLE_MS_MIN - passed_ms) / 1000)
 
     async def _ask_heartbeat(self, *, wait_ms: int) -> None:
         assert self.group_id is not None, "a member has joined"
@@ -226,13 +227,19 @@ class GroupMembership:
         attempt_ms = router.options.attempt_timeout_ms + wait_ms
         router = router.with_options(msgspec.structs.replace(router.options, attempt_timeout_ms=attempt_ms))
         answer, _ = await router.ask(request, deadline=router.deadline(attempt_ms))
-        if view.joins == self.view.joins and answer.version >= self.view.version:
+        if view.member_id == self.view.member_id and answer.version >= self.view.version:
             self._take(answer)
 
-    def _turn(self) -> None:
+    def _prefer_another_node(self) -> None:
+        """Ask another node next: the one that did not answer may accept requests and never answer one."""
+        addresses = sorted(self._router.cache.addresses())
+        self._failure_count += 1
+        self._router.cache.prefer(addresses[self._failure_count % len(addresses)])
+
+    def _turn(self, begun_ms: int) -> None:
         """Record the end of a heartbeat; tell the consumer if it may have doubted its membership."""
-        before_ms, self.turned_ms = self.turned_ms, self._router.clock.monotonic_ms()
-        if self.turned_ms - before_ms > self._join.session_timeout_ms:
+        before_ms, self.turned_ms = self.turned_ms, max(self.turned_ms, begun_ms)
+        if self._router.clock.monotonic_ms() - before_ms > self._join.session_timeout_ms:
             self._on_change()
 
     def _take(self, answer: GroupAssignment) -> None:
@@ -250,21 +257,20 @@ class GroupMembership:
                 )
             )
 
-    async def _rejoin(self) -> None:
-        logger.warning(
-            "a group member was not known any more and joins again", extra={"facts": {"group": self._join.group}}
-        )
-        # Before the join is done: the partitions are lost whether it succeeds or not.
+    def _lose_all(self) -> None:
+        """Stop being a member, with all partitions; `run` joins again."""
         self._set(MembershipView(joins=self.view.joins, index=self.view.index))
-        while not self._is_leaving:
-            try:
-                await self._require_own_instance()
-                await self.join(self._router.deadline())
-            except (UnavailableError, OutcomeUnknownError, StorageError):
-                continue  # the router has waited between its attempts
-            except RequestError as error:
-                self._fail(error)
-            return
+
+    async def _rejoin(self) -> None:
+        facts = {"group": self._join.group}
+        logger.warning("a group member was not known any more and joins again", extra={"facts": facts})
+        try:
+            await self._require_own_instance()
+            await self.join(self._router.deadline())
+        except (UnavailableError, OutcomeUnknownError, StorageError):
+            pass  # repeated by `run`: the router has waited between its attempts
+        except RequestError as error:
+            self._fail(error)
 
     async def _require_own_instance(self) -> None:
         """Raise `FencedError` if another process has this one's instance name: both would take it in turns for ever."""
@@ -307,16 +313,13 @@ class GroupMembership:
             await self._router.ask(request, deadline=self._router.deadline())
         self._is_out = True
         self._resumed.clear()
-        self._set(MembershipView(joins=self.view.joins, index=self.view.index))
+        self._lose_all()
 
     async def _wait_resumed(self) -> None:
         with suppress(TimeoutError):
             async with timeout(self._heartbeat_ms / 1000):
                 await self._resumed.wait()
-        if not self._resumed.is_set() and self.busy_since_ms is not None:
-            return
-        self._is_out = False
-        await self._rejoin()
+        self._is_out = not self._resumed.is_set() and self.busy_since_ms is not None
 
     # -- internals -------------------------------------------------------------------------------
 
