@@ -68,8 +68,7 @@ def connect_async(
     Raises:
         RequestError: an address is malformed, contradicts the TLS arguments, or is an HTTP address with a password
             (`bad_address`); or the user, password and token do not go together (`bad_credentials`).
-        NotAllowedError: a token or password would be used in plain text with another machine (`plain_text_token`,
-            `plain_text_password`).
+        NotAllowedError: a token or password would cross the network plainly (`plain_text_token`, `…_password`).
         NotFoundError: there is no context of that name (`unknown_context`).
         ConfigError: a TLS file, the file of the token or password or the file of contexts cannot be used.
 
