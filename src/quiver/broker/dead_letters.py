@@ -105,7 +105,11 @@ class DeadLetterMover:
 
     async def move_all(self) -> None:
         """Look at every queue of the partitions that this node leads, once."""
-        for number, (hosted, replica) in enumerate(self._table.led()):
+        led = self._table.led()
+        if self._sessions:
+            keys = {hosted.key for hosted, _ in led}
+            self._sessions = {where: one for where, one in self._sessions.items() if where[0] in keys}
+        for number, (hosted, replica) in enumerate(led):
             if number % REPLICAS_PER_STEP == REPLICAS_PER_STEP - 1:
                 await asyncio.sleep(0)
             for group_id in sorted(replica.state.queues):

@@ -188,7 +188,7 @@ class LeasePlanner:
     def _fit(self, batch: Batch, first: int, end: int) -> int:
         """Return the end of what of a batch's records still fits; at least one does."""
         end = min(end, batch.header.end_offset, first + self._records_left)
-        lengths = batch.value_lengths(Offset(first), Offset(end))
+        lengths = batch.record_lengths(Offset(first), Offset(end))
         total = sum(lengths)
         if total > self._bytes_left:
             total, count = lengths[0], 1

@@ -228,10 +228,18 @@ class Batch:
         headers = map(columns.headers.__getitem__, range(first, end))
         return list(zip(timestamps, values, keys, headers, strict=False))
 
-    def value_lengths(self, first_offset: Offset, end_offset: Offset) -> Sequence[int]:
-        """Return the lengths of the values in a range of offsets; 0 for a null."""
-        positions = self.positions(first_offset, end_offset)
-        return self._decode_columns().values.lengths(first=positions.start, end=positions.stop)
+    def record_lengths(self, first_offset: Offset, end_offset: Offset) -> Sequence[int]:
+        """Return about how many bytes each record in a range of offsets has: its value, and an equal part of all else.
+
+        Without keys, headers and timestamps of their own it is the value alone.
+        """
+        columns, positions = self._decode_columns(), self.positions(first_offset, end_offset)
+        lengths = columns.values.lengths(first=positions.start, end=positions.stop)
+        if columns.keys is None and columns.headers is None:
+            return lengths
+        count = self.header.record_count
+        rest = self.header.raw_bytes - sum(columns.values.lengths(first=0, end=count))
+        return [length + rest // count for length in lengths]
 
     @property
     def has_headers(self) -> bool:

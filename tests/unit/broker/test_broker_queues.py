@@ -12,7 +12,14 @@ from broker_cluster import Cluster, simulate
 
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
 from quiver.groups.settings import QueueSettings
-from quiver.metadata import ConfigureGroupCommand, GroupKind, RegisterConsumerCommand, TopicSelection
+from quiver.metadata import (
+    ConfigureGroupCommand,
+    ConfigureTopicCommand,
+    GroupKind,
+    RegisterConsumerCommand,
+    Retention,
+    TopicSelection,
+)
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.partition.queue_handler import QueueHandler
 from quiver.record import Batch, Record
@@ -313,3 +320,34 @@ def test_letters_that_were_sent_and_not_buried_are_not_sent_again() -> None:
     assert move_without_burying(1) == [b"a", b"b", b"c"]
     with disabled(QueueSafeguard.DEAD_LETTERS_ONCE):
         assert len(move_without_burying(1)) > 3
+
+
+def test_retention_until_consumed_and_lag_know_what_is_not_settled() -> None:
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        retention = Retention(until_consumed=True)
+        await cluster.submit(ConfigureTopicCommand(now_ms=1, topic="logs", retention=retention))
+        value = bytes(1_000)
+        for _ in range(20):
+            await cluster.produce(queue.topic_id, value, value)
+        received, _ = await queue.receive(40, lease_ms=600_000)
+        await queue.settle(acks=(ReceiptRange(5, 35, received.grant),))
+        await asyncio.sleep(5)
+
+        async def first_offset() -> Offset:
+            request = GetCursors(topic_id=queue.topic_id, partition_id=P0, consumer_ids=(queue.group_id,))
+            return (await cluster.ask_leader(queue.topic_id, request))[0].first_offset
+
+        assert await first_offset() <= await queue.cursor() == 0
+        leader = await cluster.wait_leader(queue.topic_id)
+        assert leader.broker is not None
+        assert [lag.records for lag in leader.broker.describe_lags()] == [40]
+        await queue.settle(acks=(ReceiptRange(0, 5, received.grant),))
+        for _ in range(60):
+            await cluster.produce(queue.topic_id, value)  # a trim needs a state snapshot after the records
+            if await first_offset() >= 5:
+                return
+            await asyncio.sleep(0.5)
+        raise AssertionError("settled records stay")
+
+    simulate(test, is_managed=True)

@@ -18,6 +18,7 @@ from quiver.partition.queue_handler import ReceiveRequest, ReceiveResult, Settle
 from quiver.record import HEADER_BYTES, build_batch, decode_header
 from quiver.record.delay import DELIVER_AT_HEADER, encode_deliver_at
 from quiver.record.header import PREAMBLE_BYTES, encode_header
+from quiver.testing.queue_ablations import QueueSafeguard, disabled
 from quiver.wire.queue_messages import QueueExtension, QueueReject, QueueReturn, QueueSettle, ReceiptRange
 
 WORKERS = ConsumerId(5)
@@ -508,9 +509,18 @@ def test_leases_and_acknowledgements_survive_a_restart() -> None:
 
 
 def test_records_are_returned_only_after_their_leases_are_committed() -> None:
+    assert watch_commit() == [2]
+    with disabled(QueueSafeguard.COMMIT_BEFORE_DELIVERY):
+        assert watch_commit() == []
+
+
+def watch_commit() -> list[int]:
+    """Return the window's next offset as it was when the entry of a receive was committed, before it returned."""
+    committed: list[int] = []
+
     async def test(replica: Replica) -> None:
         await receive(replica, 1)
-        proposed: list[object] = []
+        proposed: list[int] = []
         propose = replica._gate.propose_entry
 
         def watch(entry: PartitionEntry) -> ProposalOutcome:
@@ -520,9 +530,10 @@ def test_records_are_returned_only_after_their_leases_are_committed() -> None:
 
         replica._gate.propose_entry = watch  # type: ignore[method-assign]
         await receive(replica, 1)
-        assert proposed == [2]
+        committed.extend(proposed)
 
     with_records(test)
+    return committed
 
 
 def test_failed_entry_voids_what_was_planned_after_it() -> None:
