@@ -10,12 +10,17 @@ import subprocess
 import sys
 
 import pytest
+from metadata_world import NOW_MS, create_topic, do, init_cluster, register_broker
 
 from quiver.manager.client_expiry import ClientExpiry
-from quiver.metadata import EntityKind
+from quiver.metadata import EntityKind, LeaderReport, MetadataState, ReportLeaders
+from quiver.model import NodeId, PartitionId, Term, TopicId
 from quiver.testing import RandomStreams
-from quiver.testing.clusters.model import ClusterModel
+from quiver.testing.clusters.model import ClusterModel, usable_partitions
+from quiver.testing.loop import SimulatedLoop
 from quiver.testing.simulator.runner import run_seed
+from quiver.testing.simulator.world import SimulationRun
+from quiver.testing.trace import Trace
 
 SEEDS = 12
 """`make sim` runs hundreds."""
@@ -60,3 +65,27 @@ def test_cluster_that_ignores_signs_of_life_is_found(monkeypatch: pytest.MonkeyP
     report = run_seed(ClusterModel(), find_calm_seed())
     assert report.finding is not None
     assert "E1" in str(report.finding)
+
+
+@pytest.mark.parametrize(("replicas", "is_usable"), [((3,), False), ((1,), True), ((2, 3), False), ((1, 2, 3), True)])
+def test_partition_placed_on_machines_that_were_lost_before_needs_no_leader(
+    replicas: tuple[int, ...], is_usable: bool
+) -> None:
+    streams, trace = RandomStreams("lost"), Trace()
+    loop = SimulatedLoop(streams.schedule, trace=trace)
+    world = ClusterModel().make_world(
+        SimulationRun(loop, trace, streams), ClusterModel().draw_knobs(streams.stream("knobs"))
+    )
+    state = MetadataState()
+    do(state, init_cluster())
+    for number in (1, 2, 3):
+        do(state, register_broker(number))
+        world.add_node()
+    do(state, create_topic("logs", replicas, replicas=len(replicas)))
+    world.nodes[NodeId(3)].is_retired = True
+    assert bool(usable_partitions(world, state.view())) == is_usable
+    led = LeaderReport(TopicId(1), PartitionId(0), NodeId(replicas[0]), Term(1))
+    do(state, ReportLeaders(now_ms=NOW_MS, reports=(led,)))
+    assert usable_partitions(world, state.view()), "it had a leader, and perhaps records"
+    loop.close()
+    world.close()

@@ -1,10 +1,10 @@
 """Failure detection on the primary: heartbeats in, broker states and last-seen times out, as commands.
 
 Silence is measured in memory by the monotonic clock: a new primary knows no times, so every broker gets a full grace
-period. A silent broker becomes suspect, then dead; a suspect broker that sends a heartbeat is alive again. The
-heartbeat of a dead broker is answered with "not known", so that it registers again. Last-seen times are recorded every
-few seconds, only the changed ones. The leaders in a heartbeat are in the metadata before it is answered, because the
-sender reports each leader only once.
+period. A silent broker becomes suspect, then dead; a suspect broker that sends a heartbeat is alive again, and not
+before: under a new primary it stays suspect until it is heard. The heartbeat of a dead broker is answered with "not
+known", so that it registers again. Last-seen times are recorded every few seconds, only the changed ones. The leaders
+in a heartbeat are in the metadata before it is answered, because the sender reports each leader only once.
 
 Only the primary runs it: `run` lasts for one term of leadership.
 """
@@ -58,6 +58,8 @@ class Liveness:
         self._settings = settings
         self._heard_ms: dict[NodeId, int] = {}
         """Monotonic time of each living broker's last heartbeat, or of its first check."""
+        self._has_beaten: set[NodeId] = set()
+        """The brokers that have sent a heartbeat to this primary."""
         self._beats: dict[tuple[EntityKind, int], int] = {}
         """Last-seen wall times not recorded yet; bounded, since only registered senders are in it."""
         self.expiry = ClientExpiry(store, clock=clock, settings=settings)
@@ -91,6 +93,7 @@ class Liveness:
         if broker is None or broker.identity != heartbeat.identity or broker.state in _GONE:
             return False
         self._heard_ms[broker.broker_id] = self._clock.monotonic_ms()
+        self._has_beaten.add(broker.broker_id)
         (self._full.add if heartbeat.is_full else self._full.discard)(broker.broker_id)
         self._note(EntityKind.BROKER, broker.broker_id, self._clock.wall_ms())
         for client in heartbeat.clients:
@@ -150,7 +153,8 @@ class Liveness:
             return BrokerState.DEAD
         if silent_ms >= self._settings.suspect_after_ms:
             return BrokerState.SUSPECT
-        return BrokerState.ALIVE if broker.state is BrokerState.SUSPECT else broker.state
+        has_returned = broker.state is BrokerState.SUSPECT and broker.broker_id in self._has_beaten
+        return BrokerState.ALIVE if has_returned else broker.state
 
     async def _record(self) -> None:
         """Record last-seen times; those that could not be recorded stay for the next attempt."""

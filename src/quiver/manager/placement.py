@@ -4,9 +4,9 @@ Pure and deterministic: the same view gives the same plan, ties go to the smalle
 list of steps that the primary turns into commands, a few at a time; then it plans again from the new metadata.
 
 Every plan keeps these rules. A broker has at most one replica of a partition. Only eligible brokers get replicas. The
-replicas of a partition are spread over as many racks as possible. Among the brokers that remain, the one with the
-fewest replicas is chosen; among a partition's brokers, the one that is the preferred leader of the fewest partitions
-becomes its preferred leader.
+replicas of a partition are spread over as many racks as possible. Among the brokers that remain, one that is not
+suspect, and of those the one with the fewest replicas is chosen; among a partition's brokers, the one that is the
+preferred leader of the fewest partitions becomes its preferred leader.
 
 `ReplicaLoad` counts the replicas of each broker; a begun move counts as completed. Planning updates it, so each step of
 a plan sees the steps before it. `MoveBudget` limits how many moves may run at the same time.
@@ -37,6 +37,8 @@ class ReplicaLoad:
     def __init__(self, view: View) -> None:
         brokers = [broker for _, broker in sorted(view.brokers.items())]
         self.eligible = [broker.broker_id for broker in brokers if broker.is_eligible]
+        self.suspects = frozenset(one.broker_id for one in brokers if one.state is BrokerState.SUSPECT)
+        """Brokers that may be dead already: a partition whose replicas are all lost never gets a leader."""
         self._racks = {broker.broker_id: broker.rack for broker in brokers if broker.rack}
         self.members = {key: partition.replicas for key, partition in view.partitions.items()}
         for move in view.moves.values():
@@ -293,18 +295,27 @@ def _place_partition(load: ReplicaLoad, replicas: int) -> tuple[NodeId, ...]:
             assert target is not None, "there are as many eligible brokers as replicas"
             chosen.append(target)
     else:  # same result, several times faster: without racks the emptiest brokers are the best
-        chosen = nsmallest(replicas, load.eligible, key=lambda broker: (load.replicas[broker], broker))
+        chosen = nsmallest(
+            replicas,
+            load.eligible,
+            key=lambda broker: (broker in load.suspects, load.replicas[broker], broker),
+        )
     chosen.sort(key=lambda broker: (load.leaders[broker], broker))
     load.expect(chosen)
     return tuple(chosen)
 
 
 def _choose(load: ReplicaLoad, kept: Sequence[NodeId], candidates: Iterable[NodeId]) -> NodeId | None:
-    """Return the best broker without a replica: a new rack first, then the fewest replicas."""
+    """Return the best broker without a replica: a new rack first, then one that is heard, then the fewest replicas."""
     racks = Counter(load.rack_of(broker) for broker in kept)
     return min(
         (broker for broker in candidates if broker not in kept),
-        key=lambda broker: (racks[load.rack_of(broker)], load.replicas[broker], broker),
+        key=lambda broker: (
+            racks[load.rack_of(broker)],
+            broker in load.suspects,
+            load.replicas[broker],
+            broker,
+        ),
         default=None,
     )
 

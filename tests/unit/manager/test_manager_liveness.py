@@ -99,6 +99,23 @@ def test_new_primary_gives_everybody_a_full_grace_period() -> None:
     work(test)
 
 
+def test_suspect_broker_stays_suspect_under_a_new_primary_until_it_is_heard() -> None:
+    async def test(world: WorkingWorld) -> None:
+        await world.join(4, 5)
+        world.living.discard(4)
+        await world.wait(lambda: state_of(world, 4) is SUSPECT)
+        (await world.primary()).kill()
+        await world.wait(lambda: world._find_primary())
+        seen = [SUSPECT]
+        while seen[-1] is not DEAD:
+            await asyncio.sleep(0.05)
+            seen.append(state_of(world, 4))
+        assert set(seen) == {SUSPECT, DEAD}
+        assert state_of(world, 5) is ALIVE
+
+    work(test)
+
+
 def test_another_node_under_a_known_id_is_not_known_and_keeps_nobody_alive() -> None:
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)

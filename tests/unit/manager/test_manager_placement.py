@@ -138,6 +138,19 @@ def test_ineligible_broker_is_never_chosen(kinds: list[str]) -> None:
     assert {broker for assignment in placed for broker in assignment} <= allowed
 
 
+@pytest.mark.parametrize("racks", [(), ("a", "a", "b", "b")])
+def test_suspect_broker_is_chosen_only_where_no_other_will_do(racks: Sequence[str]) -> None:
+    state = cluster(4, racks=racks)
+    do(state, change_state(1, SUSPECT))
+    view = state.view()
+    assert not any(1 in members for members in place_topic(view, partitions=8, replicas=1))
+    assert not any(1 in members for members in place_topic(view, partitions=8, replicas=3))
+    assert all(1 in members for members in place_topic(view, partitions=8, replicas=4))
+    do(state, create_topic("logs", (2, 3), replicas=3))
+    (move,) = plan_growth(state.view())
+    assert (move.source, move.target) == (None, 4)
+
+
 def test_too_many_replicas_are_refused_and_dead_brokers_get_theirs_later() -> None:
     state = cluster(3)
     with pytest.raises(ConflictError) as caught:
