@@ -39,6 +39,8 @@ class GroupWorld(WorkingWorld):
         """Who began to use which partition, in order."""
         self.shared: list[str] = []
         """What two members used at the same time."""
+        self.unfenced: list[str] = []
+        """What somebody began to use under an epoch that does not fence the one that used it."""
 
     async def prepare(self, **topics: int) -> None:
         """Let brokers live and create topics with so many partitions."""
@@ -175,6 +177,10 @@ class SimulatedMember:
 
     def _begin(self, key: Key, epoch: int) -> None:
         user = self.world.used.get((self.request.group, key))
+        if user is not None and user.owned[key] >= epoch:
+            self.world.unfenced.append(
+                f"{self.name} begins to use {key} at {epoch}, {user.name} is at {user.owned[key]}"
+            )
         if user is not None:
             self.world.shared.append(f"{self.name} begins to use {key}, which {user.name} uses")
         self.world.used[self.request.group, key] = self
@@ -184,18 +190,21 @@ class SimulatedMember:
 
     def _stop(self, key: Key) -> None:
         if self.owned.pop(key, None) is not None:
-            self.world.used.pop((self.request.group, key), None)
+            if self.world.used.get((self.request.group, key)) is self:
+                del self.world.used[self.request.group, key]
             self.changes += 1
 
 
-def work(test: Any, **settings: Any) -> None:
+def work(test: Any, *, may_overlap: bool = False, **settings: Any) -> None:
     """Run `async def test(world)` over managers that formed their cluster themselves, at the newest level.
 
-    Whatever else a test demands: no two members ever use a partition of their group at the same time.
+    Whatever else a test demands: no two members ever use a partition of their group at the same time. If they may,
+    since partitions are taken from members by force, the later one has the higher epoch, which fences the other.
     """
 
     async def checked(world: Any) -> None:
         await test(world)
-        assert not world.shared, world.shared
+        assert may_overlap or not world.shared, world.shared
+        assert not world.unfenced, world.unfenced
 
     run(checked, make_world=GroupWorld, formed=False, **({"manager_settings": PATIENT} | settings))

@@ -13,6 +13,7 @@ from metadata_world import (
     NOW_MS,
     create_topic,
     entry,
+    formed_state,
     init_cluster,
     log,
     refused,
@@ -140,6 +141,10 @@ def test_first_member_creates_the_group_and_its_consumer(world: World) -> None:
     assert [one.topic_id for one in consumer.registrations] == [LOGS]
     assert world.owned() == {"m1": [], "m2": []}
     assert world.group.kind is GroupKind.STREAM
+
+
+def test_groups_need_the_feature_level_that_knows_them() -> None:
+    assert refused(formed_state(), join()) == "feature_level"
 
 
 def test_named_consumer_becomes_a_group_with_the_same_id(world: World) -> None:
