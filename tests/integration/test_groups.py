@@ -156,6 +156,16 @@ def test_plain_consumer_is_refused_while_the_group_has_members(cluster: quiver.C
                 poll_for_ever(plain)
 
 
+def test_deleted_group_ends_its_members_and_is_not_made_again(cluster: quiver.Cluster, topic: str) -> None:
+    member = cluster.consumer(topic, group=topic)
+    cluster.delete_group(topic, force=True)
+    with pytest.raises(quiver.NotFoundError) as refused:
+        poll_for_ever(member)
+    assert refused.value.code == "unknown_group"
+    member.close()
+    assert topic not in [one.group for one in cluster.groups()]
+
+
 def test_callbacks_of_threads_may_call_the_consumer(cluster: quiver.Cluster, topic: str) -> None:
     fill(cluster, topic, range(60))
     seen: list[str] = []

@@ -5,8 +5,8 @@ nor a blocked event loop of the application stops the heartbeats. It owns the me
 reads no record and moves no cursor. The consumer reads `view`, an immutable value that is replaced as a whole, from
 its own loop, and is told of changes by `on_change`.
 
-A member that the coordinator does not know any more (it expired, or another process took over its instance name) joins
-again under a new id. What it owned before is lost: the partitions refuse its old epochs.
+A member that expired joins again under a new id. What it owned before is lost: the partitions refuse its old epochs.
+One whose group was deleted, or whose instance name another process has now, does not: its consumer fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import msgspec
 
 from quiver.client.consumer_core import Place
 from quiver.errors import (
-    FencedError,
     OutcomeUnknownError,
     QuiverError,
     RequestError,
@@ -35,7 +34,6 @@ from quiver.tasks import timeout
 from quiver.wire.group_messages import (
     HEARTBEATS_PER_TIMEOUT,
     AssignedPartition,
-    DescribeGroups,
     GroupAssignment,
     GroupHeartbeat,
     JoinGroup,
@@ -265,26 +263,11 @@ class GroupMembership:
         facts = {"group": self._join.group}
         logger.warning("a group member was not known any more and joins again", extra={"facts": facts})
         try:
-            await self._require_own_instance()
             await self.join(self._router.deadline())
         except (UnavailableError, OutcomeUnknownError, StorageError):
             pass  # repeated by `run`: the router has waited between its attempts
         except RequestError as error:
             self._fail(error)
-
-    async def _require_own_instance(self) -> None:
-        """Raise `FencedError` if another process has this one's instance name: both would take it in turns for ever."""
-        if not self._join.instance:
-            return
-        request = DescribeGroups(groups=(self._join.group,))
-        found, _ = await self._router.ask(request, deadline=self._router.deadline())
-        for member in (member for group in found.groups for member in group.members):
-            if member.instance == self._join.instance:
-                message = (
-                    f"not done: another process ({member.client}) is instance {member.instance!r} of group"
-                    f" {self._join.group!r} now; give each process a name of its own"
-                )
-                raise FencedError(message)
 
     def _wait_ms(self) -> int:
         """Return how long a heartbeat may wait: less if the application's time is over before the next one."""

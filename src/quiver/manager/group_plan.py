@@ -65,7 +65,7 @@ def find_member(view: View, key: tuple[ConsumerId, str]) -> tuple[View, GroupMem
     """Return a member, and the view that it is from.
 
     Raises:
-        NotFoundError: not done; it is no member (`unknown_member`).
+        NotFoundError: not done; it is no member (`unknown_member`), or the group was deleted (`unknown_group`).
         FencedError: not done; another process has joined with its instance name (`member_replaced`).
     """
     member = view.group_members.get(key)
@@ -75,9 +75,11 @@ def find_member(view: View, key: tuple[ConsumerId, str]) -> tuple[View, GroupMem
         raise FencedError(
             f"not done: another process has joined as the instance of member {key[1]!r}", code="member_replaced"
         )
+    if key[0] not in view.consumers:
+        raise NotFoundError(f"not done: group {key[0]} was deleted, with its cursors", code="unknown_group")
     raise NotFoundError(
-        f"not done: {key[1]!r} is no member of group {key[0]}: it left, was silent for longer than its session "
-        "timeout, or the group was deleted; join again",
+        f"not done: {key[1]!r} is no member of group {key[0]}: it left, or was silent for longer than its session "
+        "timeout; join again",
         code="unknown_member",
     )
 

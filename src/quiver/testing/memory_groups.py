@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from quiver.clock import Clock
-from quiver.errors import ConflictError, NotFoundError
+from quiver.errors import ConflictError, FencedError, NotFoundError
 from quiver.groups.settings import QueueSettings
 from quiver.model import ConsumerId, Index, PartitionId
 from quiver.tasks import timeout
@@ -65,6 +65,8 @@ class MemoryGroup:
     kind: wire.GroupKind = "stream"
     settings: QueueSettings = field(default_factory=QueueSettings)
     members: dict[str, MemoryMember] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
+    """Members whose instance names others have now."""
     version: int = 1
     paused_until_ms: int = 0
     rebalances: int = 0
@@ -131,6 +133,7 @@ class MemoryGroups:
         if known is None:
             known = group.members[request.member_id] = MemoryMember(request, self._clock.monotonic_ms())
             if before is not None:
+                group.replaced.add(before)
                 for place in group.members.pop(before).owned:
                     self._grant(known, place)
         known.request, known.seen_ms = request, self._clock.monotonic_ms()
@@ -352,6 +355,8 @@ class MemoryGroups:
         return group
 
     def _find_member(self, group: MemoryGroup, request: wire.GroupHeartbeat) -> MemoryMember:
+        if request.member_id in group.replaced:
+            raise FencedError(f"not done: {request.member_id!r} was replaced", code="member_replaced")
         if request.member_id not in group.members:
             raise NotFoundError(f"not done: unknown member {request.member_id!r}", code="unknown_member")
         return group.members[request.member_id]

@@ -420,6 +420,24 @@ def test_member_without_records_is_never_too_slow() -> None:
     assert world.run(scenario())
 
 
+def test_member_whose_instance_another_process_has_is_fenced_for_good() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            first = await cluster.consumer("logs", group="billing", instance="a")
+            second = await cluster.consumer("logs", group="billing", instance="a")
+            with pytest.raises(FencedError) as refused:
+                await poll_until([first], 1000)
+            assert refused.value.code == "member_replaced"
+            assert len(second.assignment) == PARTITIONS
+            await first.close()
+            assert len((await cluster.describe_group("billing")).members) == 1
+
+    world.run(scenario())
+
+
 def test_deleted_group_is_reported_to_its_members() -> None:
     world = World()
 
