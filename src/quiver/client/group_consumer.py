@@ -18,8 +18,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -149,7 +147,7 @@ class GroupConsumerCore(ConsumerCore):
                 rack=self.group.rack,
                 session_timeout_ms=self.group.session_timeout_ms,
                 start=self.options.start,
-                client=f"{socket.gethostname()}/{os.getpid()}"[:300],
+                client=self._host.process_name,
             ),
             on_change=lambda: _call_soon(loop, self._step_due.set),
             is_abandoned=loop.is_closed,

@@ -9,6 +9,8 @@ run on the loop that uses them.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias, TypeVar
@@ -30,6 +32,8 @@ class MembershipHost:
         self._client_router = router
         self._make_transport = make_transport
         self._own: _OwnThread | None = None
+        self.process_name = "" if make_transport is None else f"{socket.gethostname()}/{os.getpid()}"[:300]
+        """Shows people which process a member is; empty in simulations, where it must not depend on the machine."""
 
     async def start(self) -> Router:
         """Return the router of memberships, on the loop that runs them; starts the thread if there is none yet."""
