@@ -173,12 +173,12 @@ class GroupCoordinator:
     def status(self) -> GroupsStatus:
         """Return a snapshot for people and metrics."""
         view = self._store.view()
-        members = view.group_members.values()
+        members, active = view.group_members.values(), {group_id for group_id, _ in view.group_members}
         return GroupsStatus(
             groups=len(view.consumer_groups),
             members=len(members),
             assigned=sum(len(member.owned) for member in members),
-            unassigned=sum(count_unassigned(view, view.members_of(group_id))[1] for group_id in view.consumer_groups),
+            unassigned=sum(count_unassigned(view, view.members_of(group_id))[1] for group_id in active),
             revoking=sum(one.is_revoking for member in members for one in member.owned),
             rebalances=tuple((reason, self._rebalances[reason]) for reason in _REASONS),
         )
@@ -319,6 +319,7 @@ class GroupCoordinator:
             for group_id in groups:
                 if not await self._plan_group(group_id):
                     self._stale.add(group_id)
+                await asyncio.sleep(0)  # most groups need nothing, and there may be thousands
             if self._stale:
                 await asyncio.sleep(RETRY_MS / 1000)
                 self._changed.set()
@@ -359,6 +360,9 @@ class GroupCoordinator:
             if not await self._submit(command):
                 return False
             self._count(reason or group.reason)
+            given, taken = len(command.grants), len(command.revokes) + len(command.drops)
+            known = facts(group=group_id, given=given, taken=taken, reason=reason or group.reason)
+            logger.info("group rebalanced", extra=known)
         return True
 
     def _may_read(self, view: View, member: GroupMemberRow, topic_id: TopicId) -> bool:
