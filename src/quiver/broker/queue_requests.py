@@ -78,7 +78,10 @@ class QueueRequests:
     async def _settle(self, _: Caller, request: QueueSettle, __: memoryview) -> Answer:
         replica, view, _start = self._admit(request)
         settled = await replica.queues.settle(request, find_queue_settings(view, request.group_id))
-        return QueueSettled(stale=settled.stale, deadline_ms=settled.deadline_ms), ()
+        response = QueueSettled(
+            stale=settled.stale, settled_before=settled.settled_before, deadline_ms=settled.deadline_ms
+        )
+        return response, ()
 
     async def _get_queue(self, _: Caller, request: GetQueue, __: memoryview) -> Answer:
         replica, view, start = self._admit(request)

@@ -98,9 +98,10 @@ class ReceiveResult(msgspec.Struct, frozen=True):
 
 
 class SettleResult(msgspec.Struct, frozen=True):
-    """What was not settled, as (first offset, count), and the latest deadline of extended leases."""
+    """What was not settled, and what had been before, as (first offset, count); the latest deadline of extensions."""
 
     stale: tuple[tuple[Offset, int], ...] = ()
+    settled_before: tuple[tuple[Offset, int], ...] = ()
     deadline_ms: int = 0
 
 
@@ -405,11 +406,12 @@ class QueueHandler:
         queue = self._queues.get(request.group_id)
         keys = plan.keys(window) if queue and queue.schedule and queue.schedule.has_keys else ()
         before = (window.outstanding, window.dead_next)
-        stale, done = self._proposals.plan(plan.operations)
+        settled: list[tuple[int, int]] = []
+        stale, done = self._proposals.plan(plan.operations, settled)
         self._count_settled(before, window, stale)
         self._note_settled(request.group_id, window, plan, keys)
         await asyncio.shield(done)
-        return SettleResult(_spans([*plan.stale, *stale]), plan.deadline_ms)
+        return SettleResult(_spans([*plan.stale, *stale]), _spans(settled), plan.deadline_ms)
 
     def _note_settled(self, group_id: ConsumerId, window: QueueWindow, plan: SettlePlan, keys: Sequence[int]) -> None:
         """Schedule what was returned or extended, and wake a receive for it."""

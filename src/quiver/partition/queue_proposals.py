@@ -84,8 +84,12 @@ class QueueProposals:
             planned = self._planned[group_id] = known.copy()
         return planned
 
-    def plan(self, operations: Sequence[QueueOperation]) -> tuple[list[tuple[int, int]], asyncio.Future[None]]:
+    def plan(
+        self, operations: Sequence[QueueOperation], settled: list[tuple[int, int]] | None = None
+    ) -> tuple[list[tuple[int, int]], asyncio.Future[None]]:
         """Plan operations, all in one entry; return the records with stale receipts, and the future of the commit.
+
+        Records that were settled before are added to `settled`.
 
         Call it in the turn of the event loop in which `wait_ready` returned. The future fails with `UnavailableError`
         if the operations were not done, and with `OutcomeUnknownError` if that is not known.
@@ -97,7 +101,7 @@ class QueueProposals:
         stale: list[tuple[int, int]] = []
         for operation in operations:
             self.window(operation.group_id)
-            stale += apply_operation(self._planned, operation)
+            stale += apply_operation(self._planned, operation, settled)
             pending.operations.append(operation)
             pending.spans += _count_spans(operation)
         self._send_soon()

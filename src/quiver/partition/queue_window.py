@@ -17,7 +17,7 @@ records again. Nothing in this module may raise for any decoded operation.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -130,10 +130,16 @@ class QueueWindow:
                 self._append(Run(first, position - first, WAITING, 0, 0, not_before_ms, key))
             self.next_offset = position
 
-    def acknowledge(self, first: int, count: int, grant: int) -> list[tuple[int, int]]:
-        """Settle records; those that are settled already are not stale."""
+    def acknowledge(
+        self, first: int, count: int, grant: int, settled: list[tuple[int, int]] | None = None
+    ) -> list[tuple[int, int]]:
+        """Settle records; those that are settled already are not stale, and are added to `settled`."""
         return self._change(
-            first, first + count, lambda run: None if is_current(run, grant) else _STALE, gap_is_done=True
+            first,
+            first + count,
+            lambda run: None if is_current(run, grant) else _STALE,
+            gap_is_done=True,
+            settled=settled,
         )
 
     def give_back(
@@ -162,9 +168,17 @@ class QueueWindow:
         return self._change(first, first + count, change)
 
     def kill(
-        self, first: int, count: int, grant: int, *, time_ms: int, reason: str, is_final: bool
+        self,
+        first: int,
+        count: int,
+        grant: int,
+        *,
+        time_ms: int,
+        reason: str,
+        is_final: bool,
+        settled: list[tuple[int, int]] | None = None,
     ) -> list[tuple[int, int]]:
-        """Turn records into dead letters; those that are settled already are not stale."""
+        """Turn records into dead letters; those that are settled already are not stale, and are added to `settled`."""
         end, killed = first + count, list[DeadRun]()
 
         def change(run: Run) -> _Stale | None:
@@ -174,7 +188,7 @@ class QueueWindow:
             killed.append(DeadRun(low, high - low, 0, run.attempt, grant, time_ms, reason))
             return None
 
-        stale = self._change(first, end, change, gap_is_done=True, dead_grant=grant)
+        stale = self._change(first, end, change, gap_is_done=True, dead_grant=grant, settled=settled)
         for one in killed:
             self._bury_later(one)
         return stale
@@ -224,21 +238,30 @@ class QueueWindow:
         return at if at >= 0 and self.runs[at].end > first else at + 1
 
     def _change(
-        self, first: int, end: int, change: _Change, *, gap_is_done: bool = False, dead_grant: int | None = None
+        self,
+        first: int,
+        end: int,
+        change: _Change,
+        *,
+        gap_is_done: bool = False,
+        dead_grant: int | None = None,
+        settled: list[tuple[int, int]] | None = None,
     ) -> list[tuple[int, int]]:
         """Change the outstanding records in [`first`, `end`); return what is stale.
 
         Records that are not outstanding are stale if they were never leased or wait to be moved as dead letters (of
-        another grant than `dead_grant`), and unless `gap_is_done` if they are settled.
+        another grant than `dead_grant`), and unless `gap_is_done` if they are settled; else those are added to
+        `settled`.
         """
         runs, low = self.runs, self._find(first)
-        stale, made, position, at = list[tuple[int, int]](), list[Run](), first, low
+        stale, gaps, made = list[tuple[int, int]](), list[tuple[int, int]](), list[Run]()
+        position, at = first, low
         while at < len(runs) and runs[at].first < end:
             run = runs[at]
             at += 1
             inside, outside = max(run.first, first), min(run.end, end)
             if position < inside:
-                stale += self._stale_gap(position, inside, gap_is_done=gap_is_done, dead_grant=dead_grant)
+                gaps.append((position, inside))
             position = outside
             changed = change(run)
             if changed is run or isinstance(changed, _Stale):
@@ -255,23 +278,35 @@ class QueueWindow:
             if outside < run.end:
                 made.append(_cut(run, outside, run.end))
         if position < end:
-            stale += self._stale_gap(position, end, gap_is_done=gap_is_done, dead_grant=dead_grant)
+            gaps.append((position, end))
         if low < at:
             self._splice(low, at, made)
+        if not gap_is_done:
+            return stale + gaps
+        for gap in gaps:
+            stale += self._stale_parts(*gap, dead_grant, settled)
         return stale
 
-    def _stale_gap(
-        self, first: int, end: int, *, gap_is_done: bool, dead_grant: int | None
-    ) -> Iterable[tuple[int, int]]:
-        """Return what is stale of records that are not outstanding."""
-        if not gap_is_done:
-            return ((first, end),)
-        found = [(max(first, self.next_offset), end)] if end > self.next_offset else []
+    def _stale_parts(
+        self, first: int, end: int, dead_grant: int | None, settled: list[tuple[int, int]] | None
+    ) -> list[tuple[int, int]]:
+        """Return what is stale of records that are not outstanding; add the others to `settled`."""
+        stale = [(max(first, self.next_offset), end)] if end > self.next_offset else []
+        end, dead = min(end, self.next_offset), list[tuple[int, int]]()
         for one in self.dead:
-            low, high = max(first, one.first), min(end, one.first + one.count, self.next_offset)
-            if low < high and one.grant != dead_grant:
-                found.append((low, high))
-        return found
+            low, high = max(first, one.first), min(end, one.first + one.count)
+            if low < high:
+                dead.append((low, high))
+                if one.grant != dead_grant:
+                    stale.append((low, high))
+        if settled is not None:
+            for low, high in sorted(dead):
+                if first < low:
+                    settled.append((first, low))
+                first = max(first, high)
+            if first < end:
+                settled.append((first, end))
+        return stale
 
     def _splice(self, low: int, high: int, made: list[Run]) -> None:
         """Replace runs, and join neighbours that have become alike."""
@@ -342,10 +377,13 @@ def _is_alike(run: Run, following: Run) -> bool:
 # -- all windows of a partition ------------------------------------------------------------------------
 
 
-def apply_operation(windows: dict[ConsumerId, QueueWindow], operation: QueueOperation) -> list[tuple[int, int]]:
+def apply_operation(
+    windows: dict[ConsumerId, QueueWindow], operation: QueueOperation, settled: list[tuple[int, int]] | None = None
+) -> list[tuple[int, int]]:
     """Apply an operation to the windows of a partition; return the records with stale receipts, as [first, end).
 
-    An operation of a queue without a window changes nothing.
+    Records of acknowledgements and kills that were settled before are added to `settled`. An operation of a queue
+    without a window changes nothing.
     """
     window = windows.get(operation.group_id)
     if window is None:
@@ -359,7 +397,7 @@ def apply_operation(windows: dict[ConsumerId, QueueWindow], operation: QueueOper
             window.lease(operation)
             return []
         case QueueAcks(_, spans):
-            return [one for span in spans for one in window.acknowledge(*span)]
+            return [one for span in spans for one in window.acknowledge(*span, settled)]
         case QueueReturns(_, spans, not_before_ms, is_counted):
             return [
                 one
@@ -369,7 +407,9 @@ def apply_operation(windows: dict[ConsumerId, QueueWindow], operation: QueueOper
         case QueueExtends(_, spans, deadline_ms):
             return [one for span in spans for one in window.extend(*span, deadline_ms=deadline_ms)]
         case QueueKills(_, spans, time_ms, reason, is_final):
-            kills = (window.kill(*span, time_ms=time_ms, reason=reason, is_final=is_final) for span in spans)
+            kills = (
+                window.kill(*span, time_ms=time_ms, reason=reason, is_final=is_final, settled=settled) for span in spans
+            )
             return [one for stale in kills for one in stale]
         case QueueBurial(_, end_sequence):
             window.bury(end_sequence)

@@ -144,6 +144,10 @@ class QueueSettled(Response, frozen=True):
 
     stale: tuple[tuple[Offset, int], ...] = ()
     """Ranges of offsets: the first, and the number of records. Sorted; no two of them touch."""
+    settled_before: tuple[tuple[Offset, int], ...] = ()
+    """Of what was to be acknowledged or rejected: records that were settled before this request came, by an earlier
+    attempt of it or by another receipt, and perhaps in another way (a record whose last attempt was over may be a dead
+    letter by now). Whoever has sent the request only once knows that it was not by this receipt."""
     deadline_ms: int = 0
     """The latest new deadline of `extends`, in milliseconds since 1970 by the leader's clock; 0 without any."""
 

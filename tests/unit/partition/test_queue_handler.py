@@ -99,9 +99,10 @@ def test_records_are_leased_once_and_acknowledged() -> None:
         assert values(first) == [b"%d" % at for at in range(12)]
         assert first.grant != second.grant
         assert 29_000 < first.deadline_ms - replica_now(replica) <= first.lease_ms == 30_000
-        assert (await ack(replica, 0, 12, first.grant)).stale == ()
+        assert await ack(replica, 0, 12, first.grant) == SettleResult()
         assert replica.state.cursors == {WORKERS: 12}
-        assert (await ack(replica, 0, 12, first.grant)).stale == ()  # a repeat is done
+        repeated = await ack(replica, 0, 12, first.grant)
+        assert (repeated.stale, repeated.settled_before) == ((), ((0, 12),))
         nothing = await receive(replica)
         assert (nothing.leases, nothing.stall) == ((), "empty")
 
