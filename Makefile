@@ -31,7 +31,7 @@ PYTHONS ?= $(shell for python in $$(which -a python3 python3.11 python3.12 pytho
 # Seeded simulations give the same result on every Python, and Spark has its own; all else runs on each.
 DIFFERS := tests/unit tests/scenarios tests/integration tests/e2e
 
-.PHONY: help setup dist lock lint types unit audit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs console clean
+.PHONY: help setup dist lock lint types unit audit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs console check-console clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,7 +85,16 @@ audit: ## compare the pinned versions with the index of known vulnerabilities, w
 
 check: lint types unit audit ## what to run before every commit: style, types, unit tests, known vulnerabilities
 
-test: lint types ## everything: style, types, all tests
+CONSOLE_CHECKS := tests/console
+check-console: ## check the files of the web console: style, types, unit tests; needs Node.js 20 and npm
+	@if ! command -v node >/dev/null; then echo "console: its files are NOT checked: there is no node; install Node.js 20 or newer, with npm"; \
+	else node --test $(CONSOLE_CHECKS)/unit/*.test.js && \
+	if [ ! -d $(CONSOLE_CHECKS)/node_modules ] && ! (cd $(CONSOLE_CHECKS) && npm ci --no-audit --no-fund --silent); then \
+	echo "console: style and types are NOT checked: npm cannot fetch eslint and typescript"; \
+	else $(CONSOLE_CHECKS)/node_modules/.bin/eslint --config $(CONSOLE_CHECKS)/eslint.config.js --ignore-pattern '**/vendor-*.js' src/quiver/gateway/console/static $(CONSOLE_CHECKS)/unit && \
+	$(CONSOLE_CHECKS)/node_modules/.bin/tsc --project $(CONSOLE_CHECKS)/tsconfig.json; fi; fi
+
+test: lint types check-console ## everything: style, types, all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/spark
 	$(BIN)/python -m pytest tests/spark -m 'not slow'
 

@@ -23,6 +23,11 @@ export function useLoaded(load, keys, everyMs = 0) {
     let isShown = true;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     let timer;
+    // A page in the background asks nothing.
+    const whenVisible = () => {
+      if (document.hidden) document.addEventListener("visibilitychange", () => isShown && run(), { once: true });
+      else run();
+    };
     const run = async () => {
       try {
         const value = await load();
@@ -31,11 +36,6 @@ export function useLoaded(load, keys, everyMs = 0) {
         if (isShown) setState((/** @type {{ value: T | null }} */ old) => ({ value: old.value, error: /** @type {Error} */ (error), isLoading: false }));
       }
       if (isShown && everyMs) timer = setTimeout(whenVisible, everyMs);
-    };
-    // A page in the background asks nothing.
-    const whenVisible = () => {
-      if (!document.hidden) return void run();
-      document.addEventListener("visibilitychange", () => isShown && run(), { once: true });
     };
     run();
     return () => {

@@ -95,14 +95,14 @@ export function percent(share) {
 /**
  * Return what a topic's retention says.
  *
- * @param {{ ms?: number | null, bytes?: number | null, until_consumed?: boolean }} retention
+ * @param {{ ms?: number | null, bytes?: number | null, until_consumed?: boolean }} limits
  * @returns {string}
  */
-export function retention(retention) {
+export function retention(limits) {
   const parts = [];
-  if (retention.ms) parts.push(duration(retention.ms));
-  if (retention.bytes) parts.push(bytes(retention.bytes));
-  if (retention.until_consumed) parts.push("until consumed");
+  if (limits.ms) parts.push(duration(limits.ms));
+  if (limits.bytes) parts.push(bytes(limits.bytes));
+  if (limits.until_consumed) parts.push("until consumed");
   return parts.join(", ") || "forever";
 }
 

@@ -3,12 +3,25 @@
 import { html, useLoaded, useState } from "./dom.js";
 import { bytes, count, parseBytes, parseDuration, parseHeaders, retention } from "./format.js";
 import { topicLink } from "./page-topics.js";
+import { placement, skew } from "./partitions.js";
 import { RecordsTab } from "./records.js";
 import { api, update } from "./state.js";
 import { useStore } from "./store.js";
 import { Badge, Card, Check, Dialog, ErrorNote, Field, Form, Table, TypedConfirmation, tell } from "./ui.js";
 
 const TABS = [["partitions", "Partitions"], ["records", "Records"], ["consumers", "Consumers"], ["configuration", "Configuration"]];
+
+/** The producers of this page, by topic: one each, however many records it produces. @type {Map<string, number>} */
+const producers = new Map();
+
+/** @param {string} topic */
+async function findProducer(topic) {
+  const known = producers.get(topic);
+  if (known !== undefined) return known;
+  const { producer_id: id } = await api.post("/producer/register", { topic });
+  producers.set(topic, id);
+  return id;
+}
 
 /** @param {{ topic: string, tab: string }} properties */
 export function TopicPage({ topic, tab }) {
@@ -42,30 +55,6 @@ function Tab({ tab, topic, reload }) {
   if (tab === "consumers") return html`<${ConsumersTab} topic=${topic.topic} />`;
   if (tab === "configuration") return html`<${ConfigurationTab} topic=${topic} reload=${reload} />`;
   return html`<${PartitionsTab} topic=${topic} />`;
-}
-
-/**
- * Return how uneven sizes are: the largest over the mean; 1 is even. Pure.
- *
- * @param {number[]} sizes
- */
-export function skew(sizes) {
-  const total = sizes.reduce((sum, size) => sum + size, 0);
-  return total ? (Math.max(...sizes) * sizes.length) / total : 1;
-}
-
-/**
- * Return what a node has of a partition. Pure.
- *
- * @param {{ leader: number | null, replicas: number[], in_sync_replicas: number[] | null }} partition
- * @param {number} node
- * @returns {"leader" | "in sync" | "catching up" | "unknown" | ""}
- */
-export function placement(partition, node) {
-  if (!partition.replicas.includes(node)) return "";
-  if (partition.leader === node) return "leader";
-  if (!partition.in_sync_replicas) return "unknown";
-  return partition.in_sync_replicas.includes(node) ? "in sync" : "catching up";
 }
 
 const LETTERS = { leader: "L", "in sync": "S", "catching up": "C", unknown: "?", "": "" };
@@ -148,18 +137,6 @@ function ConfigurationTab({ topic, reload }) {
         <${Field} label="Partitions" type="number" value=${partitions} onInput=${setPartitions} />
       <//>
     <//>`;
-}
-
-/** The producers of this page, by topic: one each, however many records it produces. @type {Map<string, number>} */
-const producers = new Map();
-
-/** @param {string} topic */
-async function findProducer(topic) {
-  const known = producers.get(topic);
-  if (known !== undefined) return known;
-  const { producer_id: id } = await api.post("/producer/register", { topic });
-  producers.set(topic, id);
-  return id;
 }
 
 /** @param {{ topic: string, partitions: number, onClose: () => void, onDone: () => void }} properties */

@@ -2,59 +2,16 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
 import { withQuery } from "./api.js";
+import { keep, parseJson, toQuery } from "./browse.js";
 import { bytes, count, hexDump, time, toBytes } from "./format.js";
 import { api } from "./state.js";
 import { Badge, Check, ErrorNote, Field, LongTable } from "./ui.js";
 
-/** Records that a page keeps; while it follows, the oldest make room. */
-export const KEPT_MAX = 10_000;
 const FOLLOW_MS = 1000;
+/** @typedef {import("./browse.js").Shown} Shown */
+
 /** Characters of a value in the list. */
 const PREVIEW = 200;
-
-/**
- * @typedef {object} Shown
- * @property {number} partition_id
- * @property {number} offset
- * @property {number} timestamp
- * @property {string | null} [message]
- * @property {string} [message_b64]
- * @property {string} [key]
- * @property {string} [key_b64]
- * @property {Record<string, string | null>} [headers]
- * @property {Record<string, string>} [headers_b64]
- */
-
-/**
- * Return the parameters of a look at records. Pure.
- *
- * @param {{ partition: string, start: string, at: string, key: string, search: string, max: string }} form
- * @returns {Record<string, unknown>}
- */
-export function toQuery({ partition, start, at, key, search, max }) {
-  /** @type {Record<string, unknown>} */
-  const query = { partition_id: partition, key, search, max: max || 100 };
-  if (start === "offset") query.offset = at;
-  else if (start === "time") query.time_ms = new Date(at).getTime();
-  else query.from = start;
-  if (start === "time" && Number.isNaN(query.time_ms)) throw new Error(`${JSON.stringify(at)} is not a time`);
-  if (start === "offset" && !/^\d+$/.test(at)) throw new Error("an offset is a number");
-  if (start === "offset" && !partition) throw new Error("an offset needs a partition");
-  return query;
-}
-
-/**
- * Return the records that are kept when more arrive: no record twice, the newest `max`. Pure.
- *
- * @param {Shown[]} known
- * @param {Shown[]} more
- * @param {number} [max]
- */
-export function keep(known, more, max = KEPT_MAX) {
-  const seen = new Set(known.map((one) => `${one.partition_id}/${one.offset}`));
-  const fresh = more.filter((one) => !seen.has(`${one.partition_id}/${one.offset}`));
-  return fresh.length ? [...known, ...fresh].slice(-max) : known;
-}
 
 /** @param {Shown} record */
 function preview(record) {
@@ -184,19 +141,6 @@ function RecordDetail({ record, onClose }) {
     ${view === "text" && html`<pre tabindex="0">${record.message ?? (record.message_b64 === undefined ? "null" : new TextDecoder().decode(data))}</pre>`}
     ${view === "hex" && html`<pre tabindex="0">${hexDump(data)}</pre>`}
   </section>`;
-}
-
-/**
- * @param {string | null | undefined} text
- * @returns {{ value: unknown } | null}
- */
-export function parseJson(text) {
-  if (!text || !/^\s*[[{"\d\-tfn]/.test(text)) return null;
-  try {
-    return { value: JSON.parse(text) };
-  } catch {
-    return null;
-  }
 }
 
 /** @param {{ value: unknown, name: string, depth: number }} properties */

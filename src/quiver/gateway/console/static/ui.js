@@ -85,8 +85,8 @@ export function LongTable({ columns, rows, rowKey, label, height = 560, empty = 
     if (head instanceof HTMLElement) head.style.gridTemplateColumns = template;
     const space = body.current?.firstElementChild;
     if (space instanceof HTMLElement) space.style.height = `${sorted.length * ROW_PX}px`;
-    const rows = space?.firstElementChild;
-    if (rows instanceof HTMLElement) rows.style.transform = `translateY(${first * ROW_PX}px)`;
+    const shown = space?.firstElementChild;
+    if (shown instanceof HTMLElement) shown.style.transform = `translateY(${first * ROW_PX}px)`;
     if (body.current) body.current.style.height = `${Math.min(height, Math.max(1, sorted.length) * ROW_PX)}px`;
   });
   if (!rows.length) return html`<p class="empty">${label}: ${empty}</p>`;

@@ -1,0 +1,34 @@
+"""Finds Chromium, or installs it where that is possible, or says in one line how."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHECKS = Path(__file__).parents[1] / "console"
+"""Where the packages that check the console are installed."""
+
+
+@lru_cache(maxsize=1)
+def find_chromium() -> str:
+    """Return the path of Chromium; as root on Debian and Ubuntu, it is installed first. Empty if there is none."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), "")
+    if not found and os.geteuid() == 0 and shutil.which("apt-get"):
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]
+        if subprocess.run(install, capture_output=True, check=False).returncode == 0:
+            found = shutil.which("chromium") or ""
+    return found
+
+
+@lru_cache(maxsize=1)
+def find_axe() -> str:
+    """Return the source of axe-core, which is fetched from the package registry once. Empty if it cannot be had."""
+    path = CHECKS / "node_modules" / "axe-core" / "axe.min.js"
+    if not path.exists() and shutil.which("npm"):
+        fetch = ["npm", "ci", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run(fetch, cwd=CHECKS, capture_output=True, check=False)
+    return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,0 +1,105 @@
+"""A cluster of three processes, and a page of its console in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from chaos_cluster import Cluster, running_cluster
+from chromium import find_chromium
+from gateway_nodes import ask
+
+pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: pip install 'quivermq[dev]'")
+from playwright.sync_api import Browser, Page, sync_playwright
+
+PATIENCE_MS = 60_000
+"""How long is waited for anything; nothing is said about speed."""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = find_chromium()
+    if not chromium:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("console")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def call(cluster: Cluster) -> Callable[..., Any]:
+    """Call the API as a program does."""
+
+    def send(method: str, path: str, body: Any = None, *, node: int = -1) -> Any:
+        status, answer = ask(cluster.nodes[node].http, method, path, body)
+        assert status < 300, (method, path, answer)
+        return answer
+
+    return send
+
+
+@pytest.fixture(scope="session")
+def orders(call: Callable[..., Any]) -> str:
+    """A topic with 3,000 records, and a consumer that has read a few of them."""
+    call("POST", "/topics", {"topic_name": "orders", "partitions": 3})
+    producer = call("POST", "/producer/register", {"topic": "orders"})["producer_id"]
+    for partition in range(3):
+        records = [
+            {
+                "message": json.dumps({"order": at, "user": {"name": f"user {at % 7}"}}),
+                "key": f"k{at}",
+                "headers": {"n": "1"},
+            }
+            for at in range(1000)
+        ]
+        body = {"topic": "orders", "producer_id": producer, "partition_id": partition, "records": records}
+        call("POST", "/producer/produce_batch", body)
+    consumer = call("POST", "/consumer/register", {"topic": "orders"})["consumer_id"]
+    call("GET", f"/consumer/consume_batch?topic=orders&consumer_id={consumer}&partition_id=0&max=100")
+    return "orders"
+
+
+class Console:
+    """A page of the console; everything that a page may not do fails the test."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.address = address
+        self.problems: list[str] = []
+        self.hosts: set[str] = set()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        page.on("console", self._handle_said)
+        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+    def _handle_said(self, said: Any) -> None:
+        # A node that was killed, and an answer that is a failure, are the test's business.
+        if said.type in ("error", "warning") and "Failed to load resource" not in said.text:
+            self.problems.append(f"{said.type}: {said.text}")
+
+    def open(self, route: str = "", address: str = "") -> Page:
+        """Open a page of the console."""
+        self.page.goto(f"http://{address or self.address}/console#/{route}")
+        self.page.wait_for_selector("main h1", state="attached")
+        return self.page
+
+
+@pytest.fixture
+def console(browser: Browser, cluster: Cluster) -> Iterator[Console]:
+    context = browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme="light")
+    opened = Console(context.new_page(), cluster.nodes[0].http)
+    try:
+        yield opened
+        assert opened.problems == []
+        assert opened.hosts <= set(cluster.http_addresses), "the page asks its cluster and nobody else"
+    finally:
+        context.close()

@@ -1,0 +1,368 @@
+"""The web console in a real browser, against three real processes: every page, live, also when a node is killed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from chaos_cluster import Cluster
+from chromium import find_axe
+from playwright.sync_api import Browser, Page, expect
+
+from conftest import Console
+
+expect.set_options(timeout=60_000)
+
+ROUTES = {
+    "": "Overview",
+    "topics": "Topics",
+    "topics/orders": "orders",
+    "topics/orders/records": "orders",
+    "topics/orders/consumers": "orders",
+    "topics/orders/configuration": "orders",
+    "consumers": "Consumers",
+    "cluster": "Cluster",
+    "cluster/moves": "Cluster",
+    "cluster/events": "Cluster",
+    "cluster/holds": "Cluster",
+    "cluster/settings": "Cluster",
+    "cluster/explain/orders/0": "Cluster",
+    "cluster/audit": "Cluster",
+    "pipelines": "Pipelines",
+}
+"""Every page and its heading."""
+DRAWN = {"": "Nodes", "topics": "Topics", "topics/orders/records": "Records", "cluster": "Managers"}
+"""What is waited for on a page before it is checked: a table by its label."""
+LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+
+
+def table(page: Page, label: str) -> Any:
+    return page.get_by_role("table", name=label).or_(page.get_by_role("region", name=label, exact=True)).first
+
+
+def draw(console: Console, route: str) -> Page:
+    """Open a page and wait until it is complete."""
+    page = console.open(route)
+    expect(page.locator("main h1")).to_have_text(ROUTES[route])
+    if route in DRAWN:
+        expect(table(page, DRAWN[route])).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0)
+    return page
+
+
+# -- every page --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_drawn_and_accessible(console: Console, orders: str, theme: Any) -> None:
+    axe = find_axe()
+    if not axe:
+        pytest.skip("axe-core cannot be had from the package registry: install npm, or check the connection")
+    console.page.emulate_media(color_scheme=theme)
+    found = {}
+    for route in ROUTES:
+        page = draw(console, route)
+        page.evaluate(axe)
+        options = {"runOnly": {"type": "tag", "values": LEVELS}}
+        result = page.evaluate("options => axe.run(document, options)", options)
+        if problems := [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in result["violations"]]:
+            found[route] = problems
+    assert found == {}
+
+
+def test_browser_at_the_root_is_sent_to_the_console_and_programs_are_not(
+    console: Console, call: Callable[..., Any]
+) -> None:
+    console.page.goto(f"http://{console.address}/")
+    expect(console.page).to_have_url(re.compile("/console"))
+    assert "Quiver is running" in call("GET", "/")["message"]
+
+
+def test_console_is_used_by_keyboard_alone(console: Console, orders: str) -> None:
+    page = draw(console, "")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Topics", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main h1")).to_have_text("Topics")
+    page.get_by_role("button", name="Create topic").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Create topic")).to_be_focused()
+
+
+def test_pages_fit_on_a_phone(console: Console, orders: str) -> None:
+    console.page.set_viewport_size({"width": 360, "height": 740})
+    for route in ROUTES:
+        page = draw(console, route)
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{route} is {wide} pixels too wide"
+
+
+# -- live --------------------------------------------------------------------------------------------
+
+
+def test_overview_follows_the_cluster(console: Console, call: Callable[..., Any], orders: str) -> None:
+    page = draw(console, "")
+    expect(page.get_by_role("status").first).to_contain_text("3 nodes up")
+    expect(page.locator(".chart canvas")).to_have_count(6)
+    topics = page.locator(".numbers div", has=page.get_by_text("Topics", exact=True)).locator("dd")
+    before = int(topics.inner_text())
+    call("POST", "/topics", {"topic_name": "appears", "partitions": 1})
+    expect(topics).to_have_text(str(before + 1))
+    expect(page.locator(".events")).to_contain_text("topic appears was created")
+    call("DELETE", "/topics/appears")
+    expect(topics).to_have_text(str(before))
+
+
+def test_fresh_page_has_the_history_of_the_nodes(console: Console, orders: str) -> None:
+    page = draw(console, "")
+    points = "import('/console/state.js').then(state => state.history.cluster.times.length)"
+    page.wait_for_function(f"() => {points}.then(count => count > 2)")
+    first = page.evaluate(points)
+    page.reload()
+    expect(page.locator(".chart canvas")).to_have_count(6)
+    page.wait_for_function(f"() => {points}.then(count => count > 1)")
+    assert first > 2
+
+
+def test_records_are_followed_live(console: Console, call: Callable[..., Any], orders: str) -> None:
+    call("POST", "/topics", {"topic_name": "live", "partitions": 1})
+    producer = call("POST", "/producer/register", {"topic": "live"})["producer_id"]
+    page = console.open("topics/live/records")
+    page.get_by_label("Follow live").check()
+    for text in ("first", "second"):
+        call("POST", "/producer/produce", {"topic": "live", "producer_id": producer, "message": f"{text} record"})
+        expect(table(page, "Records")).to_contain_text(f"{text} record")
+
+
+# -- work --------------------------------------------------------------------------------------------
+
+
+def test_topic_is_created_filled_browsed_deleted_and_restored(console: Console, orders: str) -> None:
+    page = draw(console, "topics")
+    page.get_by_role("button", name="Create topic").click()
+    page.get_by_label("Name").fill("parcels")
+    page.get_by_label("Partitions", exact=True).fill("2")
+    page.get_by_label("Keep for").fill("7d")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.locator("main h1")).to_have_text("parcels")
+    expect(page.locator(".map tbody tr")).to_have_count(2)
+    expect(page.locator(".map .cell.leader")).to_have_count(2)
+    expect(page.locator(".numbers")).to_contain_text("7 d")
+
+    page.get_by_role("button", name="Produce record").click()
+    page.get_by_label("Value").fill('{"weight": 3, "to": {"city": "<b>Bonn</b>"}}')
+    page.get_by_label("Key").fill("p-1")
+    page.get_by_label("Headers").fill("trace: abc")
+    page.get_by_role("button", name="Produce", exact=True).click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+    page.get_by_role("link", name="Records", exact=True).click()
+    page.get_by_role("button", name=re.compile(r"Show record")).click()
+    detail = page.locator(".detail")
+    expect(detail.locator(".json")).to_contain_text('"<b>Bonn</b>"')
+    expect(detail.locator(".json b").filter(has_text="weight")).to_have_count(1)
+    expect(detail).to_contain_text("trace")
+    assert detail.locator("b", has_text="Bonn").count() == 0, "a record is text, whatever is in it"
+    detail.get_by_role("button", name="Bytes").click()
+    expect(detail.locator("pre")).to_contain_text("7b 22 77 65 69 67 68 74")
+
+    page.get_by_role("link", name="Configuration").click()
+    page.get_by_label("Partitions", exact=True).fill("4")
+    page.get_by_role("button", name="Add partitions").click()
+    page.get_by_role("link", name="Partitions", exact=True).click()
+    expect(page.locator(".map tbody tr")).to_have_count(4)
+
+    page.get_by_role("button", name="Delete topic").click()
+    delete = page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True)
+    expect(delete).to_be_disabled()
+    page.get_by_label("Type parcels to confirm").fill("parcel")
+    expect(delete).to_be_disabled()
+    page.get_by_label("Type parcels to confirm").fill("parcels")
+    delete.click()
+    expect(page.locator("main h1")).to_have_text("Topics")
+    expect(page.get_by_role("link", name="parcels")).to_have_count(0)
+
+    page.get_by_role("button", name="Deleted topics").click()
+    page.get_by_role("button", name="Restore parcels").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("link", name="parcels")).to_be_visible()
+
+
+def test_records_are_found_by_offset_key_and_text(console: Console, orders: str) -> None:
+    page = draw(console, "topics/orders/records")
+    page.get_by_label("Partition", exact=True).select_option("1")
+    page.get_by_label("From").select_option("offset")
+    page.get_by_label("Offset", exact=True).fill("500")
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_role("button", name="Show record 1/500")).to_be_visible()
+    page.get_by_label("From").select_option("earliest")
+    page.get_by_label("Key").fill("k777")
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_role("button", name="Show record 1/777")).to_be_visible()
+    expect(page.get_by_text("1 records, 1,000 looked at")).to_be_visible()
+    page.get_by_label("Key").fill("")
+    page.get_by_label("Partition", exact=True).select_option("")
+    page.get_by_label("Search").fill('"ORDER": 42,')
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_text("3 records, 3,000 looked at")).to_be_visible()
+
+
+@pytest.mark.parametrize("name", ["jsonl", "csv", "arrow", "parquet"])
+def test_records_are_downloaded(console: Console, orders: str, name: str, tmp_path: Any) -> None:
+    page = draw(console, "topics/orders/records")
+    page.get_by_label("Download as").select_option(name)
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Download").click()
+    path = tmp_path / started.value.suggested_filename
+    started.value.save_as(path)
+    assert path.name == f"orders.{name}"
+    assert count_rows(path.read_bytes(), name) == 3000
+
+
+def count_rows(data: bytes, name: str) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if name == "jsonl":
+        return len([json.loads(line) for line in data.splitlines()])
+    if name == "csv":
+        return data.count(b"\r\n") - 1
+    table = pq.read_table(pa.BufferReader(data)) if name == "parquet" else pa.ipc.open_stream(data).read_all()
+    assert table.column_names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    return int(table.num_rows)
+
+
+def test_consumer_is_reset_after_a_preview(console: Console, call: Callable[..., Any], orders: str) -> None:
+    consumer = call("POST", "/consumer/register", {"topic": orders})["consumer_id"]
+    call("GET", f"/consumer/consume_batch?topic=orders&consumer_id={consumer}&partition_id=2&max=300")
+    page = console.open(f"consumers/consumer/{consumer}")
+    expect(table(page, "Positions")).to_contain_text("300")
+    page.get_by_label("To", exact=True).select_option("offset")
+    page.get_by_label("Offset", exact=True).fill("100")
+    page.get_by_role("button", name="Preview").click()
+    expect(table(page, "Preview")).to_contain_text("200 records again")
+    expect(table(page, "Preview")).to_contain_text("100 records skipped")
+    cursors = call("GET", f"/consumers/{consumer}")["cursors"]
+    assert sorted(one["cursor"] for one in cursors) == [0, 0, 300], "a preview moves nothing"
+    page.get_by_role("button", name=f"Reset {consumer}").click()
+    expect(page.locator(".messages")).to_contain_text("was reset")
+    cursors = call("GET", f"/consumers/{consumer}")["cursors"]
+    assert [one["cursor"] for one in cursors] == [100, 100, 100]
+
+
+def test_node_joins_gets_replicas_is_drained_and_removed(console: Console, cluster: Cluster, orders: str) -> None:
+    page = draw(console, "cluster")
+    page.get_by_role("button", name="Drain node 3").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drain node 3").click()
+    expect(page.get_by_role("alert")).to_contain_text("add a broker first")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Add a node").click()
+    expect(page.get_by_role("dialog")).to_contain_text("quiver node --id 4")
+    page.keyboard.press("Escape")
+    joined = cluster.add_broker(4)
+    joined.start()
+    try:
+        expect(page.get_by_role("button", name="Drain node 4")).to_be_visible()
+        page.get_by_role("button", name="Rebalance").click()
+        page.get_by_role("dialog").get_by_role("button", name="Rebalance").click()
+        row = table(page, "Nodes").get_by_role("row").filter(has=page.get_by_role("button", name="node 4"))
+        expect(row.get_by_role("cell").nth(5)).not_to_have_text("0")
+        page.get_by_role("button", name="Drain node 4").click()
+        page.get_by_role("dialog").get_by_role("button", name="Drain node 4").click()
+        page.get_by_role("button", name="Remove node 4").click()
+        page.get_by_label("Type node 4 to confirm").fill("node 4")
+        page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
+        expect(page.get_by_role("button", name="node 4")).to_have_count(0)
+    finally:
+        joined.kill()
+        cluster.nodes.remove(joined)
+    page.get_by_role("link", name="Events").click()
+    expect(page.locator(".events")).to_contain_text("node 4 was removed")
+    console.hosts.discard(joined.http)
+
+
+def test_failure_is_shown_in_the_words_of_the_node(console: Console, orders: str) -> None:
+    page = draw(console, "topics")
+    page.get_by_role("button", name="Create topic").click()
+    page.get_by_label("Name").fill("orders")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("topic_exists")
+
+
+# -- sizes -------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_topics_are_a_few_rows(console: Console, orders: str) -> None:
+    topics = [
+        {"topic": f"topic-{at:05}", "partitions": 3, "replicas": 3, "retention": {}, "records": at, "bytes": at}
+        for at in range(10_000)
+    ]
+    answer = {"status": "success", "time_ms": 0, "topics": topics}
+    console.page.route("**/console/topics", lambda route: route.fulfill(json=answer))
+    page = draw(console, "topics")
+    expect(page.get_by_text("10,000 of 10,000 topics")).to_be_visible()
+    assert page.locator(".long-row").count() < 60
+    page.locator(".long-body").evaluate("body => { body.scrollTop = body.scrollHeight / 2; }")
+    expect(page.get_by_role("link", name="topic-05000")).to_be_attached()
+    page.get_by_role("button", name="Records").click()
+    page.locator(".long-body").evaluate("body => { body.scrollTop = 0; }")
+    expect(page.get_by_role("link", name="topic-09999")).to_be_visible()
+    page.get_by_label("Filter").fill("0777")
+    expect(page.get_by_text("11 of 10,000 topics")).to_be_visible()
+    assert page.locator(".long-row").count() == 11
+
+
+def test_million_records_are_read_in_pages(console: Console, call: Callable[..., Any]) -> None:
+    call("POST", "/topics", {"topic_name": "million", "partitions": 1})
+    producer = call("POST", "/producer/register", {"topic": "million"})["producer_id"]
+    body = {"topic": "million", "producer_id": producer, "messages": ["x"] * 10_000}
+    for _ in range(100):
+        call("POST", "/producer/produce_batch", body)
+    page = console.open("topics/million/records")
+    page.get_by_label("At most").select_option("10000")
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_text("10,000 records")).to_be_visible()
+    assert page.locator(".long-row").count() < 60
+    page.get_by_label("Partition", exact=True).select_option("0")
+    page.get_by_label("From").select_option("offset")
+    page.get_by_label("Offset", exact=True).fill("500000")
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_role("button", name="Show record 0/500000")).to_be_visible()
+
+
+# -- the node dies -----------------------------------------------------------------------------------
+
+
+def test_page_goes_on_when_the_node_that_served_it_is_killed(
+    browser: Browser, cluster: Cluster, call: Callable[..., Any], orders: str
+) -> None:
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    console = Console(context.new_page(), cluster.nodes[0].http)
+    try:
+        page = console.open("")
+        expect(page.get_by_role("status").first).to_contain_text("nodes up")
+        cluster.nodes[0].kill()
+        expect(page.get_by_role("alert").first).to_contain_text(
+            f"{cluster.nodes[0].http} does not answer; connected to"
+        )
+        expect(page.locator(".health")).to_contain_text("node 1 does not answer", ignore_case=True)
+        page.get_by_role("link", name="Topics", exact=True).click()
+        expect(page.get_by_role("link", name="orders")).to_be_visible()
+        page.get_by_role("button", name="Create topic").click()
+        page.get_by_label("Name").fill("after-the-crash")
+        page.get_by_role("button", name="Create", exact=True).click()
+        expect(page.locator("main h1")).to_have_text("after-the-crash")
+        assert "after-the-crash" in call("GET", "/topics")["topics"]
+    finally:
+        context.close()
+        cluster.start()
+    assert [one for one in console.problems if "ERR_CONNECTION_REFUSED" not in one] == []

@@ -1,0 +1,92 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { keep, parseJson, toQuery } from "../../../src/quiver/gateway/console/static/browse.js";
+import { Columns, HISTORY_MS, History, POINTS_MAX } from "../../../src/quiver/gateway/console/static/history.js";
+import { EventParser } from "../../../src/quiver/gateway/console/static/live.js";
+import { placement, skew } from "../../../src/quiver/gateway/console/static/partitions.js";
+import { sortRows, visibleRows } from "../../../src/quiver/gateway/console/static/ui.js";
+
+test("events are found wherever the stream is cut, and comments are none", () => {
+  const bytes = new TextEncoder().encode(': waiting\n\nevent: update\ndata: {"a":"é"}\n\nevent: x\ndata: 1\n\n');
+  for (let cut = 0; cut <= bytes.length; cut += 1) {
+    const parser = new EventParser();
+    const found = [...parser.feed(bytes.subarray(0, cut)), ...parser.feed(bytes.subarray(cut))];
+    assert.deepEqual(found, [{ name: "update", data: '{"a":"é"}' }, { name: "x", data: "1" }], `cut at ${cut}`);
+  }
+});
+
+test("columns stay within 15 minutes and a number of points, and keep their order", () => {
+  const columns = new Columns();
+  for (let at = 0; at < 5000; at += 1) columns.add(at * 1000, { a: at, ...(at > 4990 ? { b: 1 } : {}) });
+  assert.ok(columns.times.length <= POINTS_MAX);
+  assert.ok(columns.times.at(-1) - columns.times[0] <= HISTORY_MS / 1000);
+  assert.equal(columns.column("a").length, columns.times.length);
+  assert.equal(columns.column("b").filter((value) => value !== null).length, 9);
+  columns.add(1000, { a: 1 });
+  assert.equal(columns.last("a"), 4999, "an older point is left out");
+});
+
+test("a series that is gone is forgotten once its points are", () => {
+  const columns = new Columns();
+  columns.add(0, { gone: 1 });
+  columns.add(HISTORY_MS + 1000, { here: 1 });
+  assert.deepEqual([...columns.values.keys()], ["here"]);
+});
+
+test("the history of the node comes before the updates", () => {
+  const history = new History();
+  const series = ["in_records", "cpu", "memory_bytes"];
+  history.load({ series, cluster: [[5000, [1, 2, 3], [["c", "t", 7]]], [10_000, [2, 2, 3], []]], nodes: { 1: [[4000, [1, 0.5, 9]]], 2: [[4900, [1, 0.7, 9]]] } });
+  history.add({ time_ms: 11_000, series, sample: [5, 1, 1], lags: [["c", "t", 9]], nodes: [{ node: 1, values: [1, 0.1, 8] }, { node: 2 }] });
+  assert.deepEqual(history.cluster.column("in_records"), [1, 2, 5]);
+  assert.deepEqual(history.lags.column("c · t"), [7, null, 9]);
+  assert.deepEqual(history.cpu.column("node 2"), [0.7, null]);
+});
+
+test("only visible rows are drawn, however many there are", () => {
+  assert.deepEqual(visibleRows({ scrollTop: 0, height: 340, count: 1_000_000 }), { first: 0, end: 20 });
+  const middle = visibleRows({ scrollTop: 3_400_000, height: 340, count: 1_000_000 });
+  assert.ok(middle.end - middle.first <= 30 && middle.first > 99_000);
+  assert.deepEqual(visibleRows({ scrollTop: 1e9, height: 340, count: 5 }), { first: 5, end: 5 });
+});
+
+test("rows are sorted by a column, those without a value last", () => {
+  const column = { title: "", cell: () => "", sort: (row) => row.size };
+  const rows = [{ size: 2 }, { size: null }, { size: 10 }];
+  assert.deepEqual(sortRows(rows, column, false).map((row) => row.size), [2, 10, null]);
+  assert.deepEqual(sortRows(rows, column, true).map((row) => row.size), [10, 2, null]);
+  assert.equal(sortRows(rows, undefined, true), rows);
+});
+
+test("a look at records asks for what the form says, and says what is missing", () => {
+  const form = { partition: "", start: "latest", at: "", key: "", search: "", max: "" };
+  assert.deepEqual(toQuery(form), { partition_id: "", key: "", search: "", max: 100, from: "latest" });
+  assert.equal(toQuery({ ...form, start: "offset", at: "7", partition: "1" }).offset, "7");
+  assert.equal(toQuery({ ...form, start: "time", at: "2026-01-01T00:00:00Z" }).time_ms, Date.UTC(2026, 0, 1));
+  assert.throws(() => toQuery({ ...form, start: "offset", at: "7" }), /partition/);
+  assert.throws(() => toQuery({ ...form, start: "time", at: "later" }), /not a time/);
+});
+
+test("no record is kept twice, and the oldest make room", () => {
+  const record = (offset) => ({ partition_id: 0, offset, timestamp: 0 });
+  const known = keep([], [record(0), record(1)], 3);
+  assert.equal(keep(known, [record(1)], 3), known, "nothing new: nothing is drawn again");
+  assert.deepEqual(keep(known, [record(1), record(2), record(3)], 3).map((one) => one.offset), [1, 2, 3]);
+});
+
+test("JSON is recognized, and text that looks like it is text", () => {
+  assert.deepEqual(parseJson('{"a":1}'), { value: { a: 1 } });
+  assert.equal(parseJson("{not json}"), null);
+  assert.equal(parseJson("plain"), null);
+  assert.equal(parseJson(null), null);
+});
+
+test("a partition's replicas lead, are in sync, catch up, or are not known", () => {
+  const partition = { leader: 1, replicas: [1, 2, 3], in_sync_replicas: [1, 2] };
+  assert.deepEqual([1, 2, 3, 4].map((node) => placement(partition, node)), ["leader", "in sync", "catching up", ""]);
+  assert.equal(placement({ ...partition, leader: null, in_sync_replicas: null }, 2), "unknown");
+  assert.equal(skew([10, 10, 10]), 1);
+  assert.equal(skew([30, 0, 0]), 3);
+  assert.equal(skew([0, 0]), 1);
+});
