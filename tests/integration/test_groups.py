@@ -14,7 +14,11 @@ import pytest
 
 import quiver
 from quiver.cli import main
+from quiver.model import ConsumerId, Offset, PartitionId
+from quiver.routing.router import Router
 from quiver.testing import LocalCluster
+from quiver.wire.group_messages import AssignedPartition, DescribeGroups, GroupHeartbeat, JoinGroup
+from quiver.wire.messages import Fetch, MoveCursor, TopicInfo
 
 PARTITIONS = 6
 _numbers = count()
@@ -236,6 +240,69 @@ def test_groups_are_served_over_http(local: LocalCluster, cluster: quiver.Cluste
     assert [one["after"] for one in cursors] == [0] * PARTITIONS
     assert call("GET", f"/groups/{topic}/lag")["lag"] == 12
     assert call("DELETE", f"/groups/{topic}") == {"status": "success"}
+
+
+def test_member_that_was_replaced_is_refused_by_the_partition_itself(
+    local: LocalCluster, cluster: quiver.Cluster, topic: str
+) -> None:
+    fill(cluster, topic, [0] * 5)
+
+    async def use(router: Router, member: str, **fields: Any) -> AssignedPartition:
+        """Join, and begin the epoch of partition 0 there."""
+        request = JoinGroup(group=topic, topics=(topic,), member_id=member, session_timeout_ms=1_000, **fields)
+        joined, _ = await router.ask(request, deadline=router.deadline())
+        seen = 0
+        while True:
+            beat = GroupHeartbeat(group_id=joined.group_id, member_id=member, seen=seen, wait_ms=300)
+            found, _ = await router.ask(beat, deadline=router.deadline())
+            seen = found.version
+            for one in found.owned:
+                if one.partition_id == 0:
+                    await move(router, joined.group_id, one.epoch, 0, only_new=True)
+                    return one
+
+    async def move(router: Router, group_id: ConsumerId, session: int, offset: int, *, only_new: bool = False) -> None:
+        def build(info: TopicInfo) -> MoveCursor:
+            cursors = ((group_id, Offset(offset)),)
+            return MoveCursor(
+                topic_id=info.topic_id,
+                partition_id=PartitionId(0),
+                cursors=cursors,
+                only_new=only_new,
+                session=session,
+            )
+
+        await router.ask_leader(topic, PartitionId(0), build, deadline=router.deadline())
+
+    async def fetch(router: Router, group_id: ConsumerId, session: int) -> None:
+        def build(info: TopicInfo) -> Fetch:
+            return Fetch(
+                topic_id=info.topic_id,
+                partition_id=PartitionId(0),
+                offset=Offset(0),
+                bytes_max=1,
+                reader=(group_id, session),
+            )
+
+        await router.ask_leader(topic, PartitionId(0), build, deadline=router.deadline())
+
+    async def main() -> None:
+        async with quiver.connect_async(local.urls[0]) as connected:
+            router = connected.router
+            zombie = await use(router, "zombie")
+            group_id = (
+                (await router.ask(DescribeGroups(groups=(topic,)), deadline=router.deadline()))[0].groups[0].group_id
+            )
+            await move(router, group_id, zombie.epoch, 3)
+            heir = await use(router, "heir")  # gets it when the zombie, which is silent from now on, has expired
+            assert heir.epoch > zombie.epoch
+            for act in (move(router, group_id, zombie.epoch, 5), fetch(router, group_id, zombie.epoch)):
+                with pytest.raises(quiver.FencedError):
+                    await act
+            await fetch(router, group_id, heir.epoch)
+            await move(router, group_id, heir.epoch, 4)
+
+    asyncio.run(main())
 
 
 def test_dead_primary_costs_the_group_nothing(local: LocalCluster, cluster: quiver.Cluster, topic: str) -> None:
