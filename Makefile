@@ -56,6 +56,10 @@ dist: ## build the wheel, the source distribution and the bill of materials into
 	build/dist/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
 		--of JSON -o dist/quivermq.cdx.json build/installed/bin/python
 
+.PHONY: deploy-tools
+deploy-tools: setup ## build helm and kubeconform, and fetch the schemas with which the tests check deploy/; needs Go
+	$(BIN)/python .ci/deploy_tools.py build/tools
+
 lock: ## pin in constraints.txt the newest versions that pyproject.toml allows
 	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer" >&2; exit 1; }
 	rm -rf build/lock && $(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install --quiet '.[$(EXTRAS)]'

@@ -6,6 +6,7 @@ It asks this machine only, so it does not verify the certificate, which names an
 import os
 import ssl
 import sys
+import urllib.error
 import urllib.request
 
 TIMEOUT_S = 2.5
@@ -26,6 +27,9 @@ def main() -> int:
         try:
             with urllib.request.urlopen(f"{scheme}://{host}:{port}{path}", timeout=TIMEOUT_S, context=context):
                 return 0
+        except urllib.error.HTTPError as error:  # it answers, and says why it is not well
+            problems = [error.read(1000).decode(errors="replace")]
+            break
         except OSError as error:
             problems.append(f"{scheme}: {error}")
     print("; ".join(problems), file=sys.stderr)

@@ -30,6 +30,7 @@ import yaml  # type: ignore[import-untyped]
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 HOSTS = {"quiver-1": "127.0.1.1", "quiver-2": "127.0.1.2", "quiver-3": "127.0.1.3"}
+POD = "quiver-0.quiver-headless.logs.svc.cluster.local"
 LIMIT_S = 120
 LIBRARY = Path("/usr/local/lib/quiver")
 
@@ -65,8 +66,10 @@ def make_image(scratch: Path) -> None:
     etc = scratch / "etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
     (etc / "quiver").mkdir()
-    (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in HOSTS.items()))
+    names = {"localhost": "127.0.0.1", **HOSTS, POD: "127.0.1.9"}
+    (etc / "hosts").write_text("".join(f"{address} {name}\n" for name, address in names.items()))
     mount("--bind", str(etc), "/etc")
+    mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/etc/quiver")
     source, base, sites = ROOT / "src", sys.base_prefix, next(path for path in sys.path if path.endswith("-packages"))
     kept = {}
     for name, path in (("src", source), ("deploy", ROOT / "deploy"), ("python", Path(base)), ("packages", Path(sites))):
@@ -155,13 +158,16 @@ class Service:
         return process.returncode, output
 
 
-def wait_healthy(service: Service, node: subprocess.Popen[str]) -> None:
+def wait_healthy(service: Service, node: subprocess.Popen[str], *path: str) -> None:
+    """Wait until the health check succeeds, of the image's own path or of another one."""
     check = next(rest for name, rest in reversed(read_dockerfile()) if name == "HEALTHCHECK")
-    command = json.loads(check.partition("CMD ")[2])
+    command = [*json.loads(check.partition("CMD ")[2]), *path]
     end = time.monotonic() + LIMIT_S
     while (found := service.run(*command))[0]:
         assert node.poll() is None, (service.name, node.communicate()[0][-3000:])
-        assert time.monotonic() < end, found
+        if time.monotonic() > end:
+            node.kill()
+            raise AssertionError(service.name, found, node.communicate()[0][-3000:])
         time.sleep(0.2)
 
 
@@ -220,7 +226,40 @@ def main(scratch: Path) -> dict[str, Any]:
         node.terminate()
     for node in nodes[1:]:
         node.communicate(timeout=LIMIT_S)
+    found |= run_pod(certificates)
     return found
+
+
+def run_pod(maker: Service) -> dict[str, Any]:
+    """Run a node as the pod of the chart does: its id follows from its name, and its certificate is in a secret."""
+    maker.run("quiver", "security", "init", "--directory", "/srv/quiver/pods", f"1@{POD}", "2@quiver-1.example")
+    secret = Path("/etc/quiver")
+    for name in ("ca.pem", "admin.hash"):
+        shutil.copy(f"/srv/quiver/pods/{name}", secret / name)
+    for number in (1, 2):
+        for kind in ("pem", "key"):
+            shutil.copy(f"/srv/quiver/pods/node-{number}/node.{kind}", secret / f"node-{number}.{kind}")
+    for path in secret.iterdir():  # as Kubernetes gives the files of secrets to the group of a pod
+        path.chmod(0o440)
+        os.chown(path, 0, int(image_user().split(":")[1]))
+    mount("-o", "remount,ro", "/etc/quiver")
+    pod = Service({"services": {"quiver-0": {"volumes": []}}}, "quiver-0")
+    pod.environment |= {
+        "QUIVER_NODE__WIRE": "127.0.1.9:9002",
+        "QUIVER_NODE__HTTP": "127.0.1.9:8002",
+        "QUIVER_NODE__DATA": "/tmp/pod/data",
+        "QUIVER_NODE__ADVERTISE": POD,
+        "QUIVER_NODE__JOIN": f"1@{POD}:9002",
+    }
+    node = pod.start()
+    wait_healthy(pod, node)
+    wait_healthy(pod, node, "/readyz?in_sync_within_ms=1800000")
+    context = ssl.create_default_context(cafile="/etc/quiver/ca.pem")
+    with urllib.request.urlopen(f"https://{POD}:8002/livez", context=context) as answer:
+        status = answer.status
+    node.terminate()
+    node.communicate(timeout=LIMIT_S)
+    return {"pod": status, "pod stopped": node.returncode}
 
 
 if __name__ == "__main__":

@@ -183,3 +183,4 @@ def test_services_run_with_the_rights_of_their_containers(tmp_path: Path) -> Non
     assert found["ready"] == [0, ""]
     assert found["stopped"] == 0, "SIGTERM ends a node in order"
     assert found["unhealthy"] == 1
+    assert (found["pod"], found["pod stopped"]) == (200, 0)
