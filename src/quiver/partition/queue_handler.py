@@ -187,7 +187,7 @@ class QueueHandler:
                     continue
             remaining_s = until_s - asyncio.get_running_loop().time()
             if remaining_s < WAIT_S_MIN:
-                stall = find_stall(window, self._state.end_offset, request.settings.in_flight_max, now_ms)
+                stall = find_stall(window, self._state.end_offset, now_ms)
                 await self._wait_settled()
                 return ReceiveResult(stall=stall)
             await self._wait(queue, remaining_s)
@@ -495,6 +495,8 @@ class QueueHandler:
                 cursor = state.first_offset if start == "earliest" else state.end_offset
             window = QueueWindow(cursor)
         counts = count_outstanding(window, now_ms)
+        is_full = window.in_flight >= settings.in_flight_max
+        is_stalled = not counts.ready and (is_full or window.next_offset == state.end_offset)
         return QueueStatus(
             ready=counts.ready + state.end_offset - window.next_offset,
             leased=counts.leased,
@@ -504,7 +506,7 @@ class QueueHandler:
             first_unsettled=window.first_unsettled,
             first_offset=state.first_offset,
             end_offset=state.end_offset,
-            stall=find_stall(window, state.end_offset, settings.in_flight_max, now_ms),
+            stall=find_stall(window, state.end_offset, now_ms) if is_stalled else "",
         )
 
 

@@ -377,8 +377,7 @@ class WindowCounts(msgspec.Struct):
     ready: int = 0
     leased: int = 0
     waiting: int = 0
-    blocked: int = 0
-    """Of those that wait, how many are due, but an earlier record of their key is under way."""
+    """Not due, or due while an earlier record of their key is under way."""
 
 
 def count_outstanding(window: QueueWindow, now_ms: int) -> WindowCounts:
@@ -393,20 +392,16 @@ def count_outstanding(window: QueueWindow, now_ms: int) -> WindowCounts:
         else:
             found.ready += in_turn
             found.waiting += run.count - in_turn
-            found.blocked += run.count - in_turn
         if run.key:
             keys.add(run.key)
     return found
 
 
-def find_stall(window: QueueWindow, end_offset: Offset, in_flight_max: int, now_ms: int) -> QueueStall:
-    """Return why nothing can be leased now."""
-    counts = count_outstanding(window, now_ms)
-    is_full = window.in_flight >= in_flight_max
-    if counts.ready or (window.next_offset < end_offset and not is_full):
-        return ""
+def find_stall(window: QueueWindow, end_offset: Offset, now_ms: int) -> QueueStall:
+    """Return why nothing could be leased, of a window of which nothing could."""
     if window.next_offset < end_offset:
         return "in_flight_max"
-    if counts.blocked:
-        return "key_order"
-    return "waiting" if any(run.state == WAITING for run in window.runs) else "empty"
+    waiting = [run for run in window.runs if run.state == WAITING]
+    if not waiting:
+        return "empty"
+    return "key_order" if any(is_due(run, now_ms) for run in waiting) else "waiting"
