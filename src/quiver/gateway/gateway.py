@@ -330,7 +330,8 @@ class Gateway:
     def _other_handlers(self) -> dict[str, RouteHandler]:
         self._queues = QueueHandlers(self._router, self._metrics, settings=self._settings)
         access = AccessHandlers(self._router, timeout_ms=self._settings.request_timeout_ms)
-        return self._queues.handlers() | GroupHandlers(self._router).handlers() | access.handlers()
+        groups = GroupHandlers(self._router, timeout_ms=self._settings.request_timeout_ms)
+        return self._queues.handlers() | groups.handlers() | access.handlers()
 
     def _console_handlers(self) -> dict[str, RouteHandler]:
         console = ConsoleHandlers(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from quiver.client.group_admin import (
     ResetTarget,
     delete_group,
@@ -23,8 +25,8 @@ from quiver.wire.group_messages import AssignedPartition, GroupInfo, GroupMember
 class GroupHandlers:
     """Handle the calls on consumer groups."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, router: Router, *, timeout_ms: int) -> None:
+        self._router = router.with_options(msgspec.structs.replace(router.options, timeout_ms=timeout_ms))
 
     def handlers(self) -> dict[str, RouteHandler]:
         """Return the handlers by the names of their routes."""

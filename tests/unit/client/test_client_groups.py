@@ -24,7 +24,7 @@ from quiver.errors import (
 )
 from quiver.model import Buffer, PartitionId, TopicId
 from quiver.record import Record
-from quiver.testing.memory_cluster import MemoryCluster
+from quiver.testing.memory_cluster import CallFaults, MemoryCluster
 from quiver.wire.group_messages import AssignedPartition, GroupHeartbeat
 from quiver.wire.requests import R, Request
 
@@ -261,6 +261,58 @@ def test_iteration_returns_every_record_once_while_members_come_and_go() -> None
 
     world.run(scenario())
     assert sorted(seen) == list(range(300))
+
+
+class DeadTransport:
+    """Passes calls on until it is dead, as those of a process that was killed."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.is_dead = False
+        self._cluster = cluster
+
+    async def call(
+        self, address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+    ) -> tuple[R, memoryview]:
+        if self.is_dead:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise UnavailableError("dead")
+        return await self._cluster.call(address, request, payload, timeout_ms=timeout_ms)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_skipped_while_members_die_and_calls_are_lost(seed: int) -> None:
+    world = World(seed=seed)
+    seen: set[int] = set()
+
+    async def work(session_timeout: float, records_max: int, *, is_killed: bool) -> None:
+        transport = DeadTransport(world.cluster)
+        cluster = AsyncCluster(["node-1:9002"], transport=transport, clock=world.clock, rng=world.rng)
+        async with cluster:
+            member = await cluster.consumer(
+                "logs", group="billing", session_timeout=session_timeout, auto_commit=0.3, idle_timeout=3
+            )
+            count = 0
+            async for record in member:
+                seen.add(int(record.text or ""))
+                count += 1
+                await asyncio.sleep(world.rng.random() / 20)
+                if count >= records_max:
+                    break
+            transport.is_dead = is_killed
+
+    async def scenario() -> list[int]:
+        async with world.connect() as cluster:
+            await fill(cluster, count=240)
+            world.cluster.faults = CallFaults(lost_request=0.03, dropped_request=0.03, lost_answer=0.03)
+            works = [work(1 + world.rng.random() * 2, 20 + 10 * at, is_killed=at % 2 == 0) for at in range(5)]
+            await asyncio.gather(*works, return_exceptions=True)
+            world.cluster.faults = CallFaults()
+            async with await cluster.consumer("logs", group="billing", idle_timeout=15) as member:
+                seen.update(numbers([record async for record in member]))
+            return [lag.lag for lag in await cluster.group_lag("billing")]
+
+    assert world.run(scenario()) == [0] * PARTITIONS
+    assert seen == set(range(240))
 
 
 # -- callbacks ---------------------------------------------------------------------------------------
