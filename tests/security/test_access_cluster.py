@@ -14,7 +14,7 @@ from waiting import wait_until
 import quiver
 from quiver.cli import main
 from quiver.config import TlsSettings
-from quiver.errors import NotAllowedError
+from quiver.errors import NotAllowedError, NotFoundError
 from quiver.model import Index
 from quiver.security.permissions import Verb
 from quiver.security.secrets import read_secret
@@ -72,6 +72,51 @@ def test_grants_bound_what_a_user_may_do(secure: SecuredCluster, alice: str, bob
     # Not the topic's creation either: bob may write, and the topic does not exist.
     status, answer = secure.call("POST", "/producer/register", {"topic": "logs.none"}, token=bob)
     assert (status, answer["code"]) == (403, "not_allowed")
+
+
+def test_nobody_works_on_anothers_queue(secure: SecuredCluster, alice: str, bob: str) -> None:
+    made = secure.must("POST", "/producer/register", {"topic": "logs.jobs"}, token=alice)
+    produce = {"topic": "logs.jobs", "producer_id": made["producer_id"], "message": "x", "partition_id": 0}
+    secure.must("POST", "/producer/produce", produce, token=alice)
+    queue = {"topic": "logs.jobs", "group": "workers"}
+    (job,) = secure.must("POST", "/queue/receive", {**queue, "wait_ms": 5000}, token=alice)["jobs"]
+    receipt = {"receipt": job["receipt"]}
+    for node in (1, 2):
+        for what, more in (
+            ("receive", {}),
+            ("ack", receipt),
+            ("nack", receipt),
+            ("extend", receipt),
+            ("reject", receipt),
+        ):
+            status, answer = secure.call("POST", f"/queue/{what}", {**queue, **more}, token=bob, node=node)
+            assert (status, answer["code"]) == (403, "not_owner"), what
+    # Nor with a queue of one's own: a receipt is of one group.
+    secure.must("POST", "/queue/receive", {**queue, "group": "bobs"}, token=bob)
+    status, answer = secure.call("POST", "/queue/ack", {**queue, "group": "bobs", **receipt}, token=bob)
+    assert (status, answer["code"]) == (400, "bad_receipt")
+    status, answer = secure.call("POST", "/queue/receive", {"topic": "other", "group": "workers"}, token=alice)
+    assert (status, answer["code"]) == (403, "not_allowed")
+    assert secure.call("POST", "/queue/ack", {**queue, **receipt}, token="")[0] == 401
+    assert secure.must("POST", "/queue/ack", {**queue, **receipt}, token=alice)["count"] == 1
+
+
+def test_user_of_a_topic_may_make_a_queue_with_settings(secure: SecuredCluster) -> None:
+    token_file = secure.add_user("dave", (Verb.READ, "logs."), (Verb.WRITE, "logs."))
+    token = read_secret(token_file).reveal()
+    wait_until(lambda: all(secure.call("GET", "/topics", token=token, node=node)[0] == 200 for node in (1, 2)))
+    with secure.connect(token_file) as cluster:
+        with secure.admin() as admin:
+            admin.create_topic("logs.dave", partitions=1)
+        with cluster.producer("logs.dave") as producer:
+            producer.send("his").result()
+        with cluster.queue("logs.dave", group="daves", lease=60, max_attempts=2) as queue:
+            assert queue.settings.lease_ms == 60_000
+            (job,) = queue.receive(timeout=30)
+            job.ack()
+        cluster.configure_queue("daves", lease=90)
+        with pytest.raises(NotFoundError):  # a topic that he may not see
+            cluster.queue("other", group="daves")
 
 
 def test_nobody_takes_anothers_producer_or_cursor(secure: SecuredCluster, alice: str, bob: str) -> None:
