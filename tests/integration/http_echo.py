@@ -132,8 +132,10 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(settings: GatewaySettings | None = None) -> AsyncIterator[Served]:
-    application, answered = EchoApplication(), list[int]()
+async def serving(
+    settings: GatewaySettings | None = None, application: EchoApplication | None = None
+) -> AsyncIterator[Served]:
+    application, answered = application or EchoApplication(), list[int]()
     server = HttpServer(
         application,
         host="127.0.0.1",
