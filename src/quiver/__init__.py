@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quiver.client.connection import connect, connect_async
     from quiver.client.consumer import AsyncConsumer
     from quiver.client.delivery import Deliveries, Delivery, Position, Span
+    from quiver.client.group_admin import CursorReset
     from quiver.client.producer import AsyncProducer
     from quiver.client.queue import AsyncJob, AsyncJobs, AsyncQueue
     from quiver.client.queue_groups import QueueDescription, QueuePartition
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     )
     from quiver.record import Record
     from quiver.wire.admin_messages import ClientInfo, HoldInfo
+    from quiver.wire.group_messages import GroupInfo, GroupMemberInfo
     from quiver.wire.messages import NodeInfo, RetentionInfo
 
 __version__ = "0.2.0"
@@ -56,6 +58,7 @@ _HOMES = {
     "quiver.client.connection": ("connect", "connect_async"),
     "quiver.client.consumer": ("AsyncConsumer",),
     "quiver.client.delivery": ("Deliveries", "Delivery", "Position", "Span"),
+    "quiver.client.group_admin": ("CursorReset",),
     "quiver.client.producer": ("AsyncProducer",),
     "quiver.client.queue": ("AsyncJob", "AsyncJobs", "AsyncQueue"),
     "quiver.client.queue_groups": ("QueueDescription", "QueuePartition"),
@@ -81,6 +84,7 @@ _HOMES = {
     ),
     "quiver.record": ("Record",),
     "quiver.wire.admin_messages": ("ClientInfo", "HoldInfo"),
+    "quiver.wire.group_messages": ("GroupInfo", "GroupMemberInfo"),
     "quiver.wire.messages": ("NodeInfo", "RetentionInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -97,9 +101,12 @@ __all__ = [
     "Cluster",
     "ConflictError",
     "Consumer",
+    "CursorReset",
     "Deliveries",
     "Delivery",
     "FencedError",
+    "GroupInfo",
+    "GroupMemberInfo",
     "HoldInfo",
     "Job",
     "Jobs",

@@ -38,6 +38,14 @@ def test_cluster_with_tls_is_used_by_who_believes_its_authority(local: LocalClus
         assert cluster.producer(f"logs-{kind}").send("hello").result().offset == 0
 
 
+def test_members_of_groups_use_tls_too(local: LocalCluster, ca_file: str) -> None:
+    with quiver.connect(local.addresses[0], ca_file=ca_file) as cluster:
+        cluster.create_topic("shared", partitions=1)
+        cluster.producer("shared").send("hello").result()
+        with cluster.consumer("shared", group="billing") as member:
+            assert [record.text for record in member.poll(timeout=30)] == ["hello"]
+
+
 @pytest.mark.parametrize("is_with_tls", [True, False])
 def test_cluster_with_tls_is_out_of_reach_for_others(local: LocalCluster, is_with_tls: bool) -> None:
     with pytest.raises(UnavailableError):

@@ -84,14 +84,16 @@ class ConsumeHandlers:
     async def register(
         self, given: contract.RegisterConsumerBody, on_behalf_of: str
     ) -> contract.ConsumerRegisteredAnswer:
-        """Register a consumer; with `from=latest` its cursors are set before its id is returned."""
+        """Register a consumer, or find that of a group; with `from=latest` new cursors are set before it returns."""
+        if given.group is not None and given.consumer_id is not None:
+            raise RequestError("not done: give group or consumer_id, not both")
         deadline = self._router.deadline(self._settings.request_timeout_ms)
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
         request = RegisterConsumerRequest(
             topics=(Selection(topic=given.topic, partitions=partitions),),
             consumer_id=None if given.consumer_id is None else ConsumerId(given.consumer_id),
             start=given.from_ or "earliest",
-            request_id=f"http-{self._rng.randrange(1 << 62):016x}",
+            request_id=given.group or f"http-{self._rng.randrange(1 << 62):016x}",
             on_behalf_of=on_behalf_of,
         )
         registered, _ = await self._router.ask(request, deadline=deadline)

@@ -304,6 +304,10 @@ class RegisterConsumerBody(Parameters, frozen=True):
     consumer_id: Annotated[
         Id | None, Meta(description="An existing consumer that also reads this topic from now on.")
     ] = None
+    group: Annotated[
+        Name | None,
+        Meta(description="Consume in this group: all that register with it get its id, and share its messages."),
+    ] = None
 
 
 class ConsumerRegisteredAnswer(Answer, frozen=True):

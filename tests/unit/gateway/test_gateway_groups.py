@@ -102,6 +102,22 @@ def test_wrong_reset_moves_nothing(given: dict[str, Any], status: int) -> None:
     World().run(scenario)
 
 
+def test_consumers_that_register_with_a_group_share_its_messages() -> None:
+    async def scenario(world: World) -> None:
+        await prepare(world)
+        given = {"topic": "t", "group": "report"}
+        first, second = [(await world.post("/consumer/register", **given))[1]["consumer_id"] for _ in range(2)]
+        assert first == second
+        seen = [(await world.get("/consumer/consume", topic="t", consumer_id=first))[1]["message"] for _ in range(6)]
+        assert sorted(seen) == ["0", "1", "2", "3", "4", "5"]
+        assert (await world.get("/groups/report/lag"))[1]["lag"] == 0
+        status, answer = await world.post("/consumer/register", topic="t", group="billing")
+        assert (status, answer["code"]) == (409, "group_active")
+        assert (await world.post("/consumer/register", **given, consumer_id=first))[0] == 400
+
+    World().run(scenario)
+
+
 def test_group_is_deleted_with_its_cursors() -> None:
     async def scenario(world: World) -> None:
         await prepare(world)
