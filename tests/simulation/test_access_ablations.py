@@ -32,7 +32,7 @@ class BusyAdministrators(ClusterModel):
     """Small clusters whose administrators do most of the work, under faults that let nodes lag."""
 
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
-        knobs = draw_cluster_knobs(rng)
+        knobs = replace(draw_cluster_knobs(rng), queue=None, members=None)
         return replace(
             knobs,
             managers=3,

@@ -72,7 +72,8 @@ class Outages(ClusterModel):
 
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
         weights = dict.fromkeys(self.kinds, 1)
-        return replace(draw_cluster_knobs(rng), weights=weights, is_calm=False, mixes_versions=False)
+        knobs = replace(draw_cluster_knobs(rng), queue=None, members=None)
+        return replace(knobs, weights=weights, is_calm=False, mixes_versions=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class OneKind(ClusterModel):
     kind: str = ""
 
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
-        knobs = draw_cluster_knobs(rng)
+        knobs = replace(draw_cluster_knobs(rng), queue=None, members=None)
         metadata = msgspec.structs.replace(knobs.settings.metadata, snapshot_entries=20)
         return replace(
             knobs,

@@ -32,7 +32,7 @@ class FullDisks(ClusterModel):
     """Clusters whose disks fill up, and that suffer nothing else."""
 
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
-        knobs = draw_cluster_knobs(rng)
+        knobs = replace(draw_cluster_knobs(rng), queue=None, members=None)
         settings = msgspec.structs.replace(
             knobs.settings,
             metadata=msgspec.structs.replace(knobs.settings.metadata, snapshot_entries=20),

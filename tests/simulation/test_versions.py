@@ -35,7 +35,7 @@ class MixedVersions(ClusterModel):
     """Clusters whose nodes begin with the earlier program and change it often."""
 
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
-        knobs = draw_cluster_knobs(rng)
+        knobs = replace(draw_cluster_knobs(rng), queue=None, members=None)
         metadata = replace_struct(knobs.settings.metadata, snapshot_entries=20)
         settings = replace_struct(knobs.settings, metadata=metadata)
         return replace(knobs, mixes_versions=True, weights=WEIGHTS, chaos_ms=5_000, gap_ms=400, settings=settings)

@@ -402,7 +402,10 @@ class QueueCore:
         ends_ms = self._clock.monotonic_ms() + lasting_ms
         stale = await self._send("extend", jobs, lasting_ms)
         for job in jobs:
-            job.ends_ms = ends_ms
+            is_lost = (job.grant, job.record.offset) in stale
+            job.ends_ms = 0 if is_lost else ends_ms
+            if is_lost:
+                self.alive.pop(job, None)
         _raise_stale(jobs, stale)
 
     async def settle_ranges(
@@ -418,20 +421,20 @@ class QueueCore:
         await asyncio.wait(futures)
         return {offset for future in futures for offset in future.result()}
 
-    async def _send(self, kind: SettleKind, jobs: Sequence[LeasedJob], argument: Any) -> set[tuple[int, int]]:
-        """Return the partitions and offsets of stale receipts."""
+    async def _send(self, kind: SettleKind, jobs: Sequence[LeasedJob], argument: Any) -> set[tuple[LeaseGrant, int]]:
+        """Return the stale receipts, as grants and offsets."""
         if self._failure is not None and kind != "release":
             raise copy_error(self._failure)
-        waiting: list[tuple[PartitionId, asyncio.Future[list[int]]]] = []
+        waiting: list[tuple[LeaseGrant, asyncio.Future[list[int]]]] = []
         for grant, ranges in to_ranges(jobs).items():
             check_topic(self.topic, grant.topic_id)
             futures = self._places[grant.partition_id].settler.add(kind, ranges, argument)
-            waiting += [(grant.partition_id, future) for future in futures]
+            waiting += [(grant, future) for future in futures]
         if len(waiting) == 1:
             return {(waiting[0][0], offset) for offset in await waiting[0][1]}
         if waiting:
             await asyncio.wait([future for _, future in waiting])
-        return {(partition_id, offset) for partition_id, future in waiting for offset in future.result()}
+        return {(grant, offset) for grant, future in waiting for offset in future.result()}
 
     # -- what is due some time -------------------------------------------------------------------
 
@@ -461,7 +464,7 @@ class QueueCore:
             self._tasks.start(self._extend_quietly(due), "extend")
 
     def _is_extended(self, job: LeasedJob, until_ms: int, now_ms: int) -> bool:
-        is_due = job.ends_ms - now_ms <= job.grant.lease_ms * 2 // 3
+        is_due = 0 < job.ends_ms <= now_ms + job.grant.lease_ms * 2 // 3  # 0: it is lost
         return is_due and now_ms < until_ms and not job.is_extending and not job.is_settled
 
     async def _extend_quietly(self, jobs: list[LeasedJob]) -> None:
@@ -560,10 +563,10 @@ def _has_answered(place: QueuePlace, waiter: _Waiter) -> bool:
     return place.checked_ms >= waiter.begun_ms and not (place.is_asked and place.sent_ms <= waiter.ends_ms)
 
 
-def _raise_stale(jobs: Sequence[LeasedJob], stale: set[tuple[int, int]]) -> None:
+def _raise_stale(jobs: Sequence[LeasedJob], stale: set[tuple[LeaseGrant, int]]) -> None:
     if not stale:
         return
-    lost = [job.describe() for job in jobs if (job.grant.partition_id, job.record.offset) in stale]
+    lost = [job.describe() for job in jobs if (job.grant, job.record.offset) in stale]
     rest = "" if len(lost) == len(jobs) else f"; the other {len(jobs) - len(lost)} are done"
     shown = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
     raise FencedError(

@@ -47,7 +47,7 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
     """How often the record has been delivered, this time included."""
     grant: LeaseGrant
     ends_ms: int
-    """When the lease ends at the earliest, by the monotonic clock of this process."""
+    """When the lease ends at the earliest, by the monotonic clock of this process; 0: another worker has it."""
     is_extending: bool = False
     settled: SettleKind | Literal["in_progress"] | None = None
     """How it was settled; None: not yet."""

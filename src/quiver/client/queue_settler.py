@@ -1,7 +1,8 @@
 """Settles the jobs of one partition: what many workers acknowledge at a time becomes one request.
 
-One request is in flight; what arrives meanwhile is sent with the next. Extensions travel apart from everything else, so
-that no record is named twice in a request.
+One request is in flight; what arrives meanwhile is sent with the next. No record is named twice in a request: a process
+that got a record again settles it under both of its receipts, one after the other. Extensions travel apart from
+everything else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -129,10 +131,10 @@ class PartitionSettler:
         taken = [pending.popleft()]
         is_extension = taken[0].kind == "extend"
         count, ranges = taken[0].count, len(taken[0].ranges)
-        named = taken[0].offsets() if is_extension else set()
+        named = taken[0].offsets()
         while pending and (pending[0].kind == "extend") == is_extension:
             count, ranges = count + pending[0].count, ranges + len(pending[0].ranges)
-            offsets = pending[0].offsets() if is_extension else set()
+            offsets = pending[0].offsets()
             if count > QUEUE_RECORDS_MAX or ranges > QUEUE_RANGES_MAX or named & offsets:
                 break
             named |= offsets
@@ -183,7 +185,12 @@ def check_topic(info: TopicInfo, topic_id: TopicId) -> None:
 
 
 def _cut(ranges: Sequence[Range]) -> list[Sequence[Range]]:
-    """Return ranges in parts that fit into one request each."""
+    """Return ranges in parts that fit into one request each, and that name no record twice."""
+    if _are_overlapping(ranges):
+        by_grant: dict[int, list[Range]] = {}
+        for one in ranges:
+            by_grant.setdefault(one[2], []).append(one)
+        return [part for own in by_grant.values() for part in _cut(own)]
     count = sum(one[1] for one in ranges)
     if count <= QUEUE_RECORDS_MAX and len(ranges) <= QUEUE_RANGES_MAX:
         return [ranges]
@@ -198,3 +205,11 @@ def _cut(ranges: Sequence[Range]) -> list[Sequence[Range]]:
             parts[-1].append(piece)
             size += piece[1]
     return parts  # type: ignore[return-value] # lists are sequences
+
+
+def _are_overlapping(ranges: Sequence[Range]) -> bool:
+    """Return whether ranges, of at least two grants, name a record twice."""
+    if len({grant for _, _, grant in ranges}) < 2:
+        return False
+    ends = sorted((first, first + count) for first, count, _ in ranges)
+    return any(end > first for (_, end), (first, _) in pairwise(ends))

@@ -37,9 +37,12 @@ class SimulatedClock:
     ) -> None:
         self._time = time
         self._wall_offset_ms = wall_start_ms - monotonic_start_ms
-        self._base_ns = time.now_ns
-        self._own_base_ns = monotonic_start_ms * 1_000_000
+        self._made_ns = self._base_ns = time.now_ns
+        self._start_ns = self._own_base_ns = monotonic_start_ms * 1_000_000
         self._drift_ppm = drift_ppm
+        self.jumps_ms = (0, 0)
+        """By how much the wall clock was back, and ahead, at most because it was moved."""
+        self._jumped_ms = 0
         self.set_drift(drift_ppm)
 
     def monotonic_ms(self) -> int:
@@ -61,6 +64,13 @@ class SimulatedClock:
     def jump_wall(self, by_ms: int) -> None:
         """Move the wall clock, forward or back, as an operator or a time service does."""
         self._wall_offset_ms += by_ms
+        self._jumped_ms += by_ms
+        self.jumps_ms = (min(self.jumps_ms[0], self._jumped_ms), max(self.jumps_ms[1], self._jumped_ms))
+
+    def drifted_ms(self) -> int:
+        """Return by how much the monotonic clock is ahead of virtual time since this clock was made."""
+        passed_ns = self._time.now_ns - self._made_ns
+        return (self._own_ns() - self._start_ns - passed_ns) // 1_000_000
 
     def _own_ns(self) -> int:
         passed_ns = self._time.now_ns - self._base_ns

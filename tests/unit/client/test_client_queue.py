@@ -587,6 +587,27 @@ def test_batch_is_acknowledged_in_one_call_and_says_which_jobs_were_lost() -> No
     world.run(scenario())
 
 
+def test_process_that_got_a_job_again_settles_both_receipts() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 2)
+            queue = await cluster.queue("jobs", group="workers", lease=1)
+            jobs = await queue.receive(2)
+            await asyncio.sleep(5)
+            again = await queue.receive(2)
+            assert [job.attempt for job in (*jobs, *again)] == [1, 1, 2, 2]
+            results = await asyncio.gather(jobs[0].ack(), again[0].ack(), return_exceptions=True)
+            assert results[0] is None or isinstance(results[0], FencedError)  # whichever was first
+            assert results[1] is None
+            with pytest.raises(FencedError, match=r"jobs/0:1: .* the other 1 are done"):
+                await queue.ack((jobs[1], again[1]))
+            assert (await cluster.describe_queue("workers")).partitions[0].cursor == 2
+
+    world.run(scenario())
+
+
 def test_group_that_starts_at_the_end_skips_what_is_there() -> None:
     world = World()
 

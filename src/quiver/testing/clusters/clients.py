@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from quiver.client.cluster import AsyncCluster
+from quiver.client.delivery import Deliveries
 from quiver.client.prefetch import find_offset
 from quiver.client.producer import AsyncProducer
 from quiver.errors import FencedError, OutcomeUnknownError, QuiverError, RequestError, UnavailableError
@@ -216,13 +217,11 @@ class ProducerWorkload(ClientWorkload):
         """Send a batch, to any partition unless one is given; tell whether the producer may continue."""
         if partition is None:
             partition = self.rng.randrange(producer.core.accumulator.partition_count)
-        values = [
-            f"{self.name}:{self._count + at}" for at in range(1 + self.rng.randrange(self.world.knobs.values_max))
-        ]
+        values = self.make_values()
         self._count += len(values)
         call = self.invoke("send", self.key(partition), values, lane=lane)
         try:
-            spans = await (await producer.send_many(values, partition=partition))
+            spans = await (await self.put(producer, values, partition))
         except QuiverError as error:
             if error.outcome == "unknown":
                 self._unknown[partition] += len(values)
@@ -233,6 +232,15 @@ class ProducerWorkload(ClientWorkload):
         self.succeed(call, int(spans[0].first_offset))
         self._acknowledged[partition] += len(values)
         return True
+
+    def make_values(self) -> list[str]:
+        """Return the values of the next batch, which no other has."""
+        count = 1 + self.rng.randrange(self.world.knobs.values_max)
+        return [f"{self.name}:{self._count + at}" for at in range(count)]
+
+    async def put(self, producer: AsyncProducer, values: list[str], partition: int) -> Deliveries:
+        """Hand a batch to the SDK."""
+        return await producer.send_many(values, partition=partition)
 
     async def restart(self) -> None:
         """Crash, or be replaced while still at work, and come back under the same name."""

@@ -179,7 +179,8 @@ async def rebalance(fault: FaultInjection[ClusterWorld]) -> None:
 async def add_partitions(fault: FaultInjection[ClusterWorld]) -> None:
     """Give a topic one partition more."""
     world = fault.world
-    topic = world.knobs.topics[fault.rng.randrange(len(world.knobs.topics))]
+    topics = world.knobs.all_topics
+    topic = topics[fault.rng.randrange(len(topics))]
     view = world.view()
     known = None if view is None else view.topic(topic.name)
     if known is not None and known.partitions < topic.partitions + 2:

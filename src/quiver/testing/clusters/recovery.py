@@ -92,7 +92,7 @@ class RecoveryModel(ClusterModel):
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
         """Draw the knobs of one seed: there is a majority to lose."""
         knobs = draw_cluster_knobs(rng)
-        return replace(knobs, managers=max(3, knobs.managers))
+        return replace(knobs, managers=max(3, knobs.managers), queue=None, members=None)
 
     async def verify(self, world: ClusterWorld) -> None:
         """Lose most nodes, recover the others, check what is left, and check that they serve."""

@@ -22,6 +22,7 @@ from quiver.config import (
     ReplicationSettings,
     Settings,
 )
+from quiver.groups.settings import QueueSettings
 from quiver.testing.simulator.world import (
     FAR,
     JITTERY,
@@ -100,6 +101,10 @@ P_MIXED: Final = 0.4
 """How likely the programs of the nodes differ."""
 P_ENCRYPTED: Final = 0.3
 """How likely the topics of nodes with the same program are encrypted."""
+P_QUEUE: Final = 0.35
+"""How likely workers share a topic as a work queue."""
+P_MEMBERS: Final = 0.35
+"""How likely members of a group share the partitions of the topics."""
 P_FAULT: Final = 0.45
 """How likely a kind of fault is on in a seed that is not calm."""
 
@@ -112,6 +117,43 @@ class TopicPlan:
     partitions: int
     replicas: int
     retention: RetentionInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlan:
+    """A work queue, its topic and those who use it."""
+
+    topic: TopicPlan
+    settings: QueueSettings
+    workers: int
+    senders: int
+    keys: int
+    """Different keys of records; 0: they have none."""
+    prefetch: int
+    p_delayed: float
+    """How likely a batch is to be delivered later."""
+    p_crash: float
+    """How likely a worker is killed, at each look at it."""
+    p_pause: float
+    """How likely a worker stands still after it received something, often for longer than its lease."""
+    group: str = "workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersPlan:
+    """The members of a group that reads all topics except the queue's."""
+
+    members: int
+    instances: int
+    """How many members have a name that outlives their processes."""
+    session_timeout_ms: int
+    p_crash: float
+    p_pause: float
+    p_leave: float
+    """How likely a member leaves and comes back, after each step."""
+    is_told: bool
+    """Whether members ask to be told of partitions that they lose."""
+    group: str = "members"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +187,13 @@ class ClusterKnobs(SimulationKnobs):
     """Whether the nodes begin with a program of the lowest feature level, and get newer and older ones."""
     visitors: int = 1
     wants_encryption: bool = False
+    queue: QueuePlan | None = None
+    members: MembersPlan | None = None
+
+    @property
+    def all_topics(self) -> tuple[TopicPlan, ...]:
+        """Return the topics that clients use, that of the queue included."""
+        return (*self.topics, *(() if self.queue is None else (self.queue.topic,)))
 
     @property
     def encrypts(self) -> bool:
@@ -154,7 +203,7 @@ class ClusterKnobs(SimulationKnobs):
     @property
     def replicas_max(self) -> int:
         """Return the most replicas of any topic."""
-        return max(topic.replicas for topic in self.topics)
+        return max(topic.replicas for topic in self.all_topics)
 
 
 def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
@@ -198,6 +247,52 @@ def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
         mixes_versions=rng.random() < P_MIXED,
         admins=pick(rng, (0, 1, 1, 2)),
         wants_encryption=rng.random() < P_ENCRYPTED,
+        queue=draw_queue(rng, managers + brokers, is_calm=is_calm) if rng.random() < P_QUEUE else None,
+        members=draw_members(rng, is_calm=is_calm) if rng.random() < P_MEMBERS else None,
+    )
+
+
+def draw_queue(rng: Rng, nodes: int, *, is_calm: bool) -> QueuePlan:
+    """Draw a work queue: short leases and delays, small bounds, workers that die and stand still."""
+    order = pick(rng, ("offset", "offset", "key"))
+    backoff_ms = pick(rng, (0, 50, 400))
+    return QueuePlan(
+        topic=TopicPlan(
+            "jobs",
+            partitions=pick(rng, (1, 1, 2)),
+            replicas=pick(rng, tuple(replicas for replicas in (1, 3, 3, 3) if replicas <= nodes)),
+            retention=RetentionInfo(),
+        ),
+        settings=QueueSettings(
+            lease_ms=pick(rng, (400, 1_000, 3_000)),
+            max_attempts=pick(rng, (0, 2, 3, 5)),
+            backoff_ms=backoff_ms,
+            backoff_max_ms=pick(rng, (500, 1_500)),
+            backoff_multiplier=pick(rng, (1.0, 2.0)),
+            in_flight_max=pick(rng, (1, 5, 50, 10_000)),
+            order="key" if order == "key" else "offset",
+        ),
+        workers=pick(rng, (1, 2, 3)),
+        senders=pick(rng, (1, 1, 2)),
+        keys=pick(rng, (1, 2, 5)) if order == "key" else pick(rng, (0, 2)),
+        prefetch=pick(rng, (0, 0, 5)),
+        p_delayed=pick(rng, (0.0, 0.1, 0.3)),
+        p_crash=0.0 if is_calm else pick(rng, (0.0, 0.005, 0.02)),
+        p_pause=0.0 if is_calm else pick(rng, (0.0, 0.03, 0.1)),
+    )
+
+
+def draw_members(rng: Rng, *, is_calm: bool) -> MembersPlan:
+    """Draw a group: short sessions, members that join, leave, die and stand still."""
+    members = pick(rng, (1, 2, 3, 4))
+    return MembersPlan(
+        members=members,
+        instances=pick(rng, (0, 0, 1, members)),
+        session_timeout_ms=pick(rng, (1_000, 2_000, 4_000)),
+        p_crash=0.0 if is_calm else pick(rng, (0.0, 0.005, 0.02)),
+        p_pause=0.0 if is_calm else pick(rng, (0.0, 0.05, 0.15)),
+        p_leave=pick(rng, (0.0, 0.01, 0.05)),
+        is_told=rng.random() < 0.6,
     )
 
 

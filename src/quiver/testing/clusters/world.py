@@ -19,7 +19,7 @@ from quiver.config import EncryptionSettings, NodeSettings, Settings
 from quiver.metadata import View
 from quiver.model import GroupId, NodeId
 from quiver.partition import Replica
-from quiver.testing.clock import SimulatedClock
+from quiver.testing.clock import DEFAULT_WALL_START_MS, SimulatedClock
 from quiver.testing.clusters.host import Medium, SimulatedHost
 from quiver.testing.clusters.swarm import ClusterKnobs
 from quiver.testing.history import CheckResult, Recorder
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 DATA = "/data"
 _HOSTS_MAX = 10
 """A cluster never has more machines, retired ones included."""
+_DRIFT_MS_MAX = 100
+"""How far clocks may drift between two looks at them, and what rounding adds."""
 _LOOK_MS_MAX = 1_000
 """Time between two looks at the metadata after which too much may have happened in between to say what was first."""
 
@@ -57,8 +59,11 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Whether an operator is changing the managers; no disk is lost meanwhile."""
         self.leaving: set[NodeId] = set()
         """The brokers whose drain is in flight, or has an unknown outcome."""
+        self.is_healed = False
+        """Whether all faults are over: processes of clients are neither killed nor stopped any more."""
         self.is_over = False
         """Whether clients are to end."""
+        self.clocks = ClockErrors(self)
         self.too_old: list[tuple[NodeId, int]] = []
         """The nodes that ended because their program is too old, with the level that it knew."""
         self.check_result: CheckResult | None = None
@@ -79,6 +84,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Create a machine with an empty disk, under an id that was never used."""
         host = SimulatedHost(self, NodeId(len(self.nodes) + 1), is_manager=is_manager)
         self.nodes[host.id] = host
+        self.clocks.level(host)
         return host
 
     @property
@@ -220,6 +226,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
     def check(self) -> None:
         """Raise the failure of a task, and compare the nodes' metadata."""
         super().check()
+        self.clocks.look()
         self.compare_metadata()
         for host in self.running():
             self._check_faults(host)
@@ -264,6 +271,42 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Free the databases, after the run."""
         for host in self.nodes.values():
             host.database.dispose()
+
+
+class ClockErrors:
+    """By how much the wall clocks of the nodes were wrong so far."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._behind_ms = 0
+        self._ahead_ms = 0
+        self._lead_ms = 0
+
+    def look(self) -> None:
+        """Look at all clocks, which must be done often: they drift."""
+        for host in self._world.nodes.values():
+            drifted_ms, (behind_ms, ahead_ms) = host.clock.drifted_ms(), host.clock.jumps_ms
+            self._behind_ms = min(self._behind_ms, drifted_ms + behind_ms)
+            self._ahead_ms = max(self._ahead_ms, drifted_ms + ahead_ms)
+
+    @property
+    def error_ms(self) -> int:
+        """Return by how much two readings of wall clocks, at any time, differ at most from the time between them."""
+        self.look()
+        return self._ahead_ms - self._behind_ms + _DRIFT_MS_MAX
+
+    def level_all(self) -> None:
+        """Set every clock, now and later, to the furthest that any was: what was promised for then is due soon."""
+        self.look()
+        self._lead_ms = self._ahead_ms
+        for host in self._world.nodes.values():
+            self.level(host)
+
+    def level(self, host: SimulatedHost) -> None:
+        """Set one clock, once that was decided for all."""
+        lead_ms = host.clock.wall_ms() - (DEFAULT_WALL_START_MS + self._world.now_ms)
+        if self._lead_ms > lead_ms:
+            host.clock.jump_wall(self._lead_ms - lead_ms)
 
 
 def _is_majority(part: set[NodeId], whole: set[NodeId]) -> bool:

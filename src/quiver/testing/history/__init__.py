@@ -16,6 +16,8 @@ from quiver.testing.history.events import HistoryError, HistoryEvent, RecordedCa
 from quiver.testing.history.ledger import Anomaly, CheckResult, Ledger
 from quiver.testing.history.linearizability import check_names
 from quiver.testing.history.logs import check_loss, check_order, check_replicas
+from quiver.testing.history.members import check_members
+from quiver.testing.history.queues import check_queues
 
 __all__ = [
     "Anomaly",
@@ -35,7 +37,7 @@ def check_history(events: Iterable[HistoryEvent]) -> CheckResult:
     with _no_collections():
         ledger = Ledger(pair_events(events), verdict)
         verdict.facts["operations"] = len(ledger.operations)
-        for check in (check_loss, check_order, check_replicas, check_cursors, check_names):
+        for check in (check_loss, check_order, check_replicas, check_cursors, check_names, check_members, check_queues):
             check(ledger, verdict)
     return verdict
 

@@ -12,13 +12,16 @@ are Jepsen's: `ok` was done, `fail` was certainly not, `info` is unknown. Every 
 | `consume` | the same | `{"consumer", "max", "offset"}`, null: at the cursor | list of `[offset, value]` |
 | `commit` | partition | `{"consumer", "offset"}`: where the cursor is put | – |
 | `cursor` | partition | `{"consumer"}` | the consumer's cursor |
+| `receive` | null | `{"group", "max"}` | list of deliveries, see `queues` |
+| `settle` | partition | `{"group", "kind", "records", "ms"}`, see `queues` | list of offsets that were refused |
 | `create`, `delete`, `exists` | name | – | whether it changed something; for `exists`, whether it is there |
 | `register` | name | – | `{"id", "epoch"}` |
 
 Notes, which are one event of type `ok` each: `assign` (the process reads on from offset `value`, null: anywhere),
 `subscribe` (`{"consumer", "offset"}`: where it begins), `trim` (records below offset `value` may be gone), `drain` (the
 partition was polled to its end, offset `value`, after everything healed), `replica` (`{"replica", "records"}`: a part
-of what one broker has). `crash` is of type `info`: the process is no more, and what it was doing is unknown.
+of what one broker has), `grant` (a member of a group begins a partition, see `members`), `queue` and `dead` (the end of
+a work queue, see `queues`). `crash` is of type `info`: the process is no more, and what it was doing is unknown.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 OUTCOMES = frozenset(("ok", "fail", "info"))
-NOTES = frozenset(("assign", "subscribe", "trim", "drain", "replica", "crash"))
+NOTES = frozenset(("assign", "subscribe", "trim", "drain", "replica", "grant", "queue", "dead", "crash"))
 CALLS = frozenset(
-    ("send", "poll", "list_offsets", "consume", "commit", "cursor", "create", "delete", "exists", "register")
+    (
+        *("send", "poll", "list_offsets", "consume", "commit", "cursor", "receive", "settle"),
+        *("create", "delete", "exists", "register"),
+    )
 )
 
 
@@ -84,6 +90,8 @@ class HistoryOperation:
     outcome: str = "info"
     completed: int = END_OF_TIME
     result: Any = None
+    began_ns: int = 0
+    ended_ns: int = END_OF_TIME
 
 
 def pair_events(events: Iterable[HistoryEvent]) -> list[HistoryOperation]:
@@ -109,7 +117,7 @@ def _begin(event: HistoryEvent, pending: dict[str, HistoryOperation]) -> History
         raise HistoryError(f"event {event.i}: {event.proc} begins {event.f} before its {pending[event.proc].f} ended")
     if event.f not in CALLS:
         raise HistoryError(f"event {event.i}: {event.f} is no call")
-    operation = HistoryOperation(event.proc, event.f, event.key, event.value, event.i)
+    operation = HistoryOperation(event.proc, event.f, event.key, event.value, event.i, began_ns=event.t_ns)
     pending[event.proc] = operation
     return operation
 
@@ -117,7 +125,9 @@ def _begin(event: HistoryEvent, pending: dict[str, HistoryOperation]) -> History
 def _note(event: HistoryEvent, pending: dict[str, HistoryOperation]) -> HistoryOperation:
     if event.f == "crash":
         pending.pop(event.proc, None)
-    return HistoryOperation(event.proc, event.f, event.key, None, event.i, event.type, event.i, event.value)
+    return HistoryOperation(
+        event.proc, event.f, event.key, None, event.i, event.type, event.i, event.value, event.t_ns, event.t_ns
+    )
 
 
 def _complete(event: HistoryEvent, pending: dict[str, HistoryOperation]) -> None:
@@ -131,6 +141,7 @@ def _complete(event: HistoryEvent, pending: dict[str, HistoryOperation]) -> None
     operation.result = event.value
     if event.type != "info":
         operation.completed = event.i
+        operation.ended_ns = event.t_ns
 
 
 class RecordedCall:

@@ -143,7 +143,7 @@ class Ledger:
         assert send.base is not None
         log = self.log(send.key)
         for offset, value in enumerate(send.values, send.base):
-            self._note(log, by, offset, value)
+            self._note(log, by, offset, value, send.key)
 
     def _take_other(self, operation: HistoryOperation) -> None:
         if operation.outcome != "ok":
@@ -151,50 +151,56 @@ class Ledger:
         if operation.f in READS:
             records = operation.result["records"] if operation.f == "replica" else operation.result
             self._take_records(operation, records)
+        elif operation.f == "receive":
+            for key, offset, value, *_ in operation.result:
+                self._take_records(operation, [(offset, value)], key)
         elif operation.f == "trim":
             log = self.log(operation.key)
             log.first_offset = max(log.first_offset, operation.result)
         elif operation.f == "drain":
             self.log(operation.key).drained = operation
 
-    def _take_records(self, operation: HistoryOperation, records: list[tuple[int, str]]) -> None:
+    def _take_records(
+        self, operation: HistoryOperation, records: list[tuple[int, str]], key: str | None = None
+    ) -> None:
         if not records:
             return
-        log = self.log(operation.key)
+        key = key or operation.key
+        log = self.log(key)
         values, read = log.values, log.read
         self._verdict.facts["records_read"] += len(records)
         for offset, value in records:
             if values.get(offset) != value:
-                self._note(log, operation, offset, value)
-                self._check_origin(operation, offset, value)
+                self._note(log, operation, offset, value, key)
+                self._check_origin(operation, offset, value, key)
             elif offset not in read:
-                self._check_origin(operation, offset, value)
+                self._check_origin(operation, offset, value, key)
             read.add(offset)
-        if operation.f != "consume":
+        if operation.f not in ("consume", "receive"):
             log.polled_end = max(log.polled_end, 1 + max(offset for offset, _ in records))
 
-    def _note(self, log: ObservedLog, by: HistoryOperation, offset: int, value: str) -> None:
+    def _note(self, log: ObservedLog, by: HistoryOperation, offset: int, value: str, key: str | None) -> None:
         known = log.values.setdefault(offset, value)
         if known != value:
-            self._verdict.find("inconsistent-offsets", by.key, offset=offset, values=[known, value], event=by.completed)
+            self._verdict.find("inconsistent-offsets", key, offset=offset, values=[known, value], event=by.completed)
         place = log.offsets.setdefault(value, offset)
         if place != offset:
-            self._verdict.find("duplicate", by.key, value=value, offsets=[place, offset], event=by.completed)
+            self._verdict.find("duplicate", key, value=value, offsets=[place, offset], event=by.completed)
 
-    def _check_origin(self, by: HistoryOperation, offset: int, value: str) -> None:
+    def _check_origin(self, by: HistoryOperation, offset: int, value: str, key: str | None) -> None:
         send, position = self._writers.get(value, (None, 0))
         if send is None:
-            self._verdict.find("unexpected", by.key, offset=offset, value=value, event=by.completed)
+            self._verdict.find("unexpected", key, offset=offset, value=value, event=by.completed)
         elif send.operation.outcome == "fail":
             self._verdict.find(
-                "aborted-read", by.key, offset=offset, value=value, sent=send.operation.invoked, event=by.completed
+                "aborted-read", key, offset=offset, value=value, sent=send.operation.invoked, event=by.completed
             )
-        elif send.base is None and send.operation.key in (None, by.key):
-            send.base, send.key = offset - position, by.key
+        elif send.base is None and send.operation.key in (None, key):
+            send.base, send.key = offset - position, key
             self._verdict.facts["sends_proven"] += 1
-        elif send.key != by.key:
+        elif send.key != key:
             name = "unexpected" if send.operation.key is not None else "duplicate"
-            self._verdict.find(name, by.key, offset=offset, value=value, sent_to=send.key, event=by.completed)
+            self._verdict.find(name, key, offset=offset, value=value, sent_to=send.key, event=by.completed)
 
     def _check_batches(self) -> None:
         """Require that the rest of a batch that was seen in part is in its place."""

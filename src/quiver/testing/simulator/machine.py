@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from quiver.model import NodeId
-from quiver.testing.clock import SimulatedClock
+from quiver.testing.clock import DEFAULT_WALL_START_MS, SimulatedClock
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.executor import SimulatedExecutor
 from quiver.testing.randomness import Latency
@@ -39,7 +39,9 @@ class SimulatedMachine(ABC):
         self._world = world
         streams = world.streams
         self.disk = SimulatedDisk(rng=streams.stream(f"disk-{node}"), on_power_loss=self._handle_power_loss)
-        self.clock = SimulatedClock(world.loop, drift_ppm=world.knobs.drift_ppm(node))
+        self.clock = SimulatedClock(
+            world.loop, drift_ppm=world.knobs.drift_ppm(node), wall_start_ms=DEFAULT_WALL_START_MS + world.now_ms
+        )
         self._disk_latency = world.knobs.disk_latency
         self._executor: SimulatedExecutor | None = None
         self._rng = streams.stream(f"node-{node}")
