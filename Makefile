@@ -56,6 +56,11 @@ dist: ## build the wheel, the source distribution and the bill of materials into
 	build/dist/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
 		--of JSON -o dist/quivermq.cdx.json build/installed/bin/python
 
+.PHONY: release-check
+release-check: ## build twice and compare, check, install and try on every Python from 3.11 that is found; PYTHONS="a b" chooses
+	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer" >&2; exit 1; }
+	$(PYTHON) .ci/release_check.py $(PYTHONS)
+
 .PHONY: deploy-tools
 deploy-tools: setup ## build helm and kubeconform, and fetch the schemas with which the tests check deploy/; needs Go
 	$(BIN)/python .ci/deploy_tools.py build/tools
