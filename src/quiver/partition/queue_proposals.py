@@ -25,7 +25,7 @@ from quiver.partition.state import PartitionState
 
 ENTRIES_MAX = 4
 """Entries in flight; what is planned meanwhile is coalesced."""
-SPANS_PER_ENTRY = 5_000
+SPANS_PER_ENTRY = 2_000
 """Spans in one entry: applying it must not hold the event loop."""
 
 

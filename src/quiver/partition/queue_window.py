@@ -134,12 +134,13 @@ class QueueWindow:
         self, first: int, count: int, grant: int, settled: list[tuple[int, int]] | None = None
     ) -> list[tuple[int, int]]:
         """Settle records; those that are settled already are not stale, and are added to `settled`."""
+        end, at = first + count, self._find(first)
+        run = self.runs[at] if at < len(self.runs) else None
+        if run is not None and run.first <= first and end <= run.end and is_current(run, grant):
+            self._remove(at, run, first, end)  # nearly always: all of them are in one run
+            return []
         return self._change(
-            first,
-            first + count,
-            lambda run: None if is_current(run, grant) else _STALE,
-            gap_is_done=True,
-            settled=settled,
+            first, end, lambda run: None if is_current(run, grant) else _STALE, gap_is_done=True, settled=settled
         )
 
     def give_back(
@@ -292,21 +293,33 @@ class QueueWindow:
     ) -> list[tuple[int, int]]:
         """Return what is stale of records that are not outstanding; add the others to `settled`."""
         stale = [(max(first, self.next_offset), end)] if end > self.next_offset else []
-        end, dead = min(end, self.next_offset), list[tuple[int, int]]()
+        end = min(end, self.next_offset)
+        # Dead records that are not moved yet, and whether they died by this receipt; after a reset, some twice.
+        dead: dict[int, bool] = {}
         for one in self.dead:
-            low, high = max(first, one.first), min(end, one.first + one.count)
-            if low < high:
-                dead.append((low, high))
-                if one.grant != dead_grant:
-                    stale.append((low, high))
+            for offset in range(max(first, one.first), min(end, one.first + one.count)):
+                dead[offset] = dead.get(offset, False) or one.grant == dead_grant
+        stale += [(offset, offset + 1) for offset, is_own in dead.items() if not is_own]
         if settled is not None:
-            for low, high in sorted(dead):
-                if first < low:
-                    settled.append((first, low))
-                first = max(first, high)
-            if first < end:
-                settled.append((first, end))
+            for offset in (*sorted(dead), end):
+                if first < offset:
+                    settled.append((first, offset))
+                first = offset + 1
         return stale
+
+    def _remove(self, at: int, run: Run, first: int, end: int) -> None:
+        """Settle records of one run; what is left of it can be joined with no other."""
+        self.outstanding -= end - first
+        if run.first < first:
+            self.runs[at] = _cut(run, run.first, first)
+            if end < run.end:
+                self.runs.insert(at + 1, _cut(run, end, run.end))
+                self._firsts.insert(at + 1, end)
+        elif end < run.end:
+            self.runs[at] = _cut(run, end, run.end)
+            self._firsts[at] = end
+        else:
+            del self.runs[at], self._firsts[at]
 
     def _splice(self, low: int, high: int, made: list[Run]) -> None:
         """Replace runs, and join neighbours that have become alike."""

@@ -95,14 +95,16 @@ class NaiveWindow:
     def _settle(self, spans: Iterable[tuple[int, int, int]], kills: QueueKills | None) -> set[int]:
         stale = set()
         for first, count, grant in spans:
-            dying = {offset: dead_grant for _, offset, _, dead_grant, _, _ in self.dead}
+            dying: dict[int, set[int]] = {}
+            for _, offset, _, dead_grant, _, _ in self.dead:
+                dying.setdefault(offset, set()).add(dead_grant)
             killed = []
             for offset in range(first, first + count):
                 known = self.records.get(offset)
                 if known is None:
                     is_stale = offset >= self.next_offset
                     if offset in dying and offset < self.next_offset:
-                        is_stale = kills is None or dying[offset] != grant
+                        is_stale = kills is None or grant not in dying[offset]
                     if is_stale:
                         stale.add(offset)
                     elif offset not in dying:
