@@ -54,7 +54,7 @@ async def register_consumer(
     )
     registered, _ = await router.ask(request, deadline=deadline)
     router.cache.record_index(registered.index)
-    session = registered.index << SESSION_BITS | router.rng.randrange(1 << SESSION_BITS)
+    session = (registered.session_index or registered.index) << SESSION_BITS | router.rng.randrange(1 << SESSION_BITS)
     return registered.consumer_id, session
 
 

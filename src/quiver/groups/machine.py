@@ -70,7 +70,7 @@ def is_free(owner: PartitionOwner | None) -> bool:
 
 
 def epoch_at(index: Index) -> int:
-    """Return the epoch of what the command at an index of the metadata's log grants.
+    """Return the epoch of what the command at an index of the metadata's log grants; recoveries count as indexes.
 
     It is higher than every epoch before it, and than the session of every plain consumer that registered before it.
     """

@@ -509,7 +509,12 @@ class ChangeHandler:
             )
         )
         self._note_registered(EntityKind.CONSUMER, registered.consumer_id)
-        return messages.ConsumerRegistered(consumer_id=registered.consumer_id, index=self._index)
+        base = self._store.view().counters.session_base
+        return messages.ConsumerRegistered(
+            consumer_id=registered.consumer_id,
+            index=self._index,
+            session_index=Index(self._index + base) if base else Index(0),
+        )
 
     def _note_registered(self, kind: EntityKind, id_: int) -> None:
         if self._heartbeats is not None:

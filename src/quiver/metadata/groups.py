@@ -148,7 +148,7 @@ def restart(state: MetadataState, command: RestartGroupCommand) -> CommandDecisi
         return consumer
     if command.pause_ms > PAUSE_MS_MAX:
         return refuse("bad_group", f"not done: a pause has at most {PAUSE_MS_MAX} ms, not {command.pause_ms} ms")
-    result = RestartGroupResult(consumer.consumer_id, machine.epoch_at(_index(state)))
+    result = RestartGroupResult(consumer.consumer_id, _epoch(state))
     group: GroupRow | None = state.tables[Table.CONSUMER_GROUPS].get(consumer.consumer_id)
     if group is None:  # a plain consumer: the session fences it
         return CommandDecision(result=result)
@@ -156,6 +156,14 @@ def restart(state: MetadataState, command: RestartGroupCommand) -> CommandDecisi
     members = _members(state, consumer.consumer_id)
     changes = [put(group), *(put(_owning(state, member, ())) for member in members if member.owned)]
     return CommandDecision(changes, result=result)
+
+
+def restart_all(state: MetadataState) -> Iterator[Change]:
+    """Yield the changes that take all partitions from all members, after a recovery."""
+    groups: dict[ConsumerId, GroupRow] = state.tables[Table.CONSUMER_GROUPS]
+    for group_id in sorted(state.members):
+        yield put(_advanced(groups[group_id], reason="restarted by a recovery"))
+        yield from (put(_owning(state, member, ())) for member in _members(state, group_id) if member.owned)
 
 
 def forget_topic(state: MetadataState, topic_id: TopicId) -> Iterator[Change]:
@@ -396,7 +404,7 @@ def _inherit(state: MetadataState, member: GroupMemberRow, before: GroupMemberRo
 
     What that one was asked to release is free: it will never release it.
     """
-    epoch = machine.epoch_at(_index(state))
+    epoch = _epoch(state)
     taken = [
         msgspec.structs.replace(one, epoch=epoch)
         for one in before.owned
@@ -435,7 +443,7 @@ def _apply_steps(state: MetadataState, command: AssignPartitions, owners: _Owner
     for key in [(one.topic_id, one.partition_id) for one in command.revokes]:
         member, one = owners[key]
         partitions_of(member.member_id)[key] = msgspec.structs.replace(one, is_revoking=True)
-    epoch = machine.epoch_at(_index(state))
+    epoch = _epoch(state)
     for grant in command.grants:
         granted = OwnedPartition(topic_id=grant.topic_id, partition_id=grant.partition_id, epoch=epoch)
         partitions_of(grant.member_id)[granted.key] = granted
@@ -484,6 +492,11 @@ def _advanced(group: GroupRow, *, reason: str) -> GroupRow:
 def _index(state: MetadataState) -> Index:
     """Return the index of the command that is being applied."""
     return Index(state.position.index + 1)
+
+
+def _epoch(state: MetadataState) -> int:
+    """Return the epoch of what the command that is being applied grants."""
+    return machine.epoch_at(Index(_index(state) + state.counters.session_base))
 
 
 def _label(member: GroupMemberRow) -> str:

@@ -208,6 +208,7 @@ VERSION_7 = (
 VERSION_8 = ("ALTER TABLE topics ADD COLUMN is_encrypted BOOLEAN NOT NULL DEFAULT FALSE",)
 
 VERSION_9 = (
+    "ALTER TABLE meta ADD COLUMN session_base BIGINT NOT NULL DEFAULT 0",
     """CREATE TABLE consumer_groups (
         group_id BIGINT NOT NULL PRIMARY KEY,
         kind TEXT NOT NULL,

@@ -6,6 +6,8 @@ metadata does not have is skipped, so that the command does the same wherever it
 The survivor may lack the newest commands. Ids that they assigned are still in use: producers and consumers have state
 under them in partitions, groups have files. They must not be assigned again, or a new producer's records would look
 like repetitions of another one's, and a new topic would find the records of a lost one. So a range of ids is skipped.
+Sessions of consumers, which are indexes of the log, go on above those of lost commands, too, and all groups give their
+partitions anew: the partitions may have seen later owners than the metadata knows.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import msgspec
 
 from quiver.metadata.commands import RecoverCluster, RecoveredPartition
 from quiver.metadata.decision import CommandDecision
+from quiver.metadata.groups import restart_all
 from quiver.metadata.rows import BrokerRow, BrokerState, MoveRow, PartitionRow, Table
 from quiver.metadata.state import Change, Counters, MetadataState, drop, put
 from quiver.model import ConsumerId, GroupId, NodeId, ProducerId, TopicId
@@ -38,6 +41,7 @@ def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
     ]
     changes: list[Change] = [drop(move) for move in ended]
     changes += _remove_brokers(state, lost, command.now_ms)
+    changes += restart_all(state)
     counters = _skip_ids(state.counters)
     targets = {(move.topic_id, move.partition_id): move.target for move in ended}
     for key in sorted({*wanted, *targets}):
@@ -56,6 +60,7 @@ def _skip_ids(counters: Counters) -> Counters:
         next_group_id=GroupId(counters.next_group_id + SKIPPED_IDS),
         next_producer_id=ProducerId(counters.next_producer_id + SKIPPED_IDS),
         next_consumer_id=ConsumerId(counters.next_consumer_id + SKIPPED_IDS),
+        session_base=counters.session_base + SKIPPED_IDS,
     )
 
 

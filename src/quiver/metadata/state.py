@@ -63,6 +63,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether a rebalance is requested and not yet complete."""
     feature_level: int = LEVEL_MIN
     """The cluster's feature level; data from before there were levels has the lowest."""
+    session_base: int = 0
+    """Added to an index of the log where it becomes a session of a consumer: a recovered log may be shorter."""
 
 
 class Change(msgspec.Struct, frozen=True):

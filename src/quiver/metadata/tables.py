@@ -53,6 +53,7 @@ meta = Table(
     _flag("is_rebalancing"),
     _number("feature_level"),
     Column("migrated_version", Integer, nullable=False),
+    _number("session_base"),
 )
 """One row: the log position and the counters. Written in every transaction."""
 

@@ -1,7 +1,6 @@
 """Requests and responses: one frozen type each. Pure.
 
-`admin_messages` has those for administration, `security_messages` those for authentication and permissions,
-`queue_messages` those of work queues, `group_messages` those of consumer groups.
+`admin_messages`, `security_messages`, `group_messages` and `queue_messages` have those of their areas.
 
 A data request (`Produce`, `Fetch`, …) is sent to the partition's leader; any other node refuses it with `not_leader`
 and names the leader. All other requests can be sent to any node, which forwards those that it cannot handle itself.
@@ -256,6 +255,8 @@ class ConsumerRegistered(Response, frozen=True):
 
     consumer_id: ConsumerId
     index: Index
+    session_index: Index = Index(0)
+    """What sessions of the consumer begin with (`SESSION_BITS`): higher than `index` after a recovery; 0: `index`."""
 
 
 class RegisterConsumerRequest(Request[ConsumerRegistered], frozen=True, tag="register_consumer"):

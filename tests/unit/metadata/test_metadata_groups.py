@@ -38,6 +38,7 @@ from quiver.metadata.commands import (
     ExpireClients,
     ForgetClientCommand,
     PurgeTopic,
+    RecoverCluster,
     RegisterConsumerResult,
     RestartGroupResult,
     SilentClient,
@@ -404,6 +405,18 @@ def test_restart_takes_everything_and_returns_a_session_above_all_epochs(world: 
     too_long = RestartGroupCommand(now_ms=NOW_MS, group="billing", pause_ms=600_001)
     assert refused(world.state, too_long) == "bad_group"
     assert refused(world.state, RestartGroupCommand(now_ms=NOW_MS, group="nobody")) == "unknown_group"
+
+
+def test_recovery_gives_all_partitions_anew_above_the_epochs_of_lost_commands(world: World) -> None:
+    world.join("m1")
+    world.assign(("m1", 0))
+    epoch, version = world.member("m1").owned[0].epoch, world.group.version
+    world.do(RecoverCluster(now_ms=NOW_MS, lost=(NodeId(3),)))
+    assert world.owned() == {"m1": []}
+    assert world.group.version == version + 1
+    world.assign(("m1", 0))
+    assert world.member("m1").owned[0].epoch - epoch > 10**6 << SESSION_BITS
+    assert MetadataState.decode(world.state.view().encode()).counters == world.state.counters
 
 
 def test_restart_of_a_plain_consumer_only_returns_a_session(world: World) -> None:
