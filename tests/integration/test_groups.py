@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -168,6 +170,25 @@ def test_deleted_group_ends_its_members_and_is_not_made_again(cluster: quiver.Cl
     assert refused.value.code == "unknown_group"
     member.close()
     assert topic not in [one.group for one in cluster.groups()]
+
+
+def test_program_that_exits_without_closing_leaves_its_group(
+    local: LocalCluster, cluster: quiver.Cluster, topic: str
+) -> None:
+    program = (
+        "import sys, quiver\n"
+        "cluster = quiver.connect(*sys.argv[2:])\n"
+        "member = cluster.consumer(sys.argv[1], group=sys.argv[1], on_revoke=lambda places: print(len(places)))\n"
+        "assert len(member.poll(3, timeout=30)) > 0\n"
+        "member.poll(3, timeout=30), 1 / 0\n"
+    )
+    fill(cluster, topic, [0] * 6)
+    command = [sys.executable, "-c", program, topic, *local.addresses]
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, f"{PARTITIONS}\n")
+    assert run.stderr.strip().endswith("ZeroDivisionError: division by zero")
+    assert cluster.describe_group(topic).state == "empty"
+    assert sum(lag.cursor for lag in cluster.group_lag(topic)) == 3  # not what it received last
 
 
 def test_callbacks_of_threads_may_call_the_consumer(cluster: quiver.Cluster, topic: str) -> None:

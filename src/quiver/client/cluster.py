@@ -116,6 +116,8 @@ class AsyncCluster(AsyncClusterQueues, AsyncClusterAdministration):
         self._made = AsyncExitStack()
         self._clients: dict[ProducerCore | ConsumerCore | QueueCore, None] = {}
         """Producers, consumers and queues that are open, the oldest first."""
+        self.is_left_cleanly = False
+        """Whether the block that uses it has ended without an error: members of groups have finished their records."""
 
     async def open(self) -> Self:
         """Connect to the cluster and fetch its nodes.
@@ -169,7 +171,10 @@ class AsyncCluster(AsyncClusterQueues, AsyncClusterAdministration):
     async def _close_clients(self) -> None:
         async with AsyncExitStack() as closing:  # closes the newest first, and all of them even if one fails
             for core in self._clients:
-                closing.push_async_callback(core.close)
+                if isinstance(core, GroupConsumerCore):
+                    closing.push_async_callback(core.close, is_finished=self.is_left_cleanly)
+                else:
+                    closing.push_async_callback(core.close)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -177,6 +182,7 @@ class AsyncCluster(AsyncClusterQueues, AsyncClusterAdministration):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.is_left_cleanly = kind is None
         await self._made.__aexit__(kind, error, trace)
 
     @property

@@ -42,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 OPEN_ASSIGNMENT_MS: Final = 1_000
 """How long opening waits for the first partitions; without any, the consumer is open and gets them later."""
+BEGINNING_MAX: Final = 64
+"""Partitions that are begun at the same time."""
+BEGIN_MS_MAX: Final = 5_000
+"""Longest time of one attempt to begin a partition, so that those without a leader do not keep others waiting."""
 REOPEN_MS: Final = 300
 """Wait before a partition that could not be begun is tried again."""
 ANNOUNCE_MS_MAX: Final = 200
@@ -75,11 +79,13 @@ class GroupConsumerCore(ConsumerCore):
         """Readers that do not read yet: `on_assign` has not been called for them."""
         self._dropped: list[Place] = []
         """Lost partitions for which `on_revoke` has not been called yet."""
-        self._lent: set[PartitionPrefetcher] = set()
-        """Readers whose records the application has received and not finished."""
+        self._lent: dict[PartitionPrefetcher, tuple[Offset, bool]] = {}
+        """Readers whose records the application has received and not finished: the position before, and whether it
+        iterates over them, which finishes all but the last."""
         self._lost: list[Place] = []
         """Lost partitions with positions that were not committed: the next commit reports them."""
         self._beginning: set[AssignedPartition] = set()
+        self._beginning_room = asyncio.Semaphore(BEGINNING_MAX)
         self._releasing: set[AssignedPartition] = set()
         """Partitions that are being released, until the coordinator has confirmed it."""
         self._is_leaving = False
@@ -200,11 +206,15 @@ class GroupConsumerCore(ConsumerCore):
         if self._failure is not None:
             raise self._failure
 
-    async def close(self, *, is_committing: bool = True) -> None:
-        """Commit unless `is_committing` is false, release all partitions, leave the group; idempotent."""
+    async def close(self, *, is_committing: bool = True, is_finished: bool = True) -> None:
+        """Commit unless `is_committing` is false, release all partitions, leave the group; idempotent.
+
+        Unless `is_finished`, the application may not have finished the records that it received last.
+        """
         try:
             if self._membership is not None and self._failure is None:
-                with self._asking(is_finished=is_committing):
+                is_finished = is_finished and is_committing
+                with self._asking(is_finished=is_finished):
                     await self._leave(is_committing=is_committing)
         finally:
             membership, self._membership = self._membership, None
@@ -221,6 +231,7 @@ class GroupConsumerCore(ConsumerCore):
         for reader in self.readers.values():
             reader.retire()
         await self._not_calling_back.wait()
+        self._rewind_lent()
         await self._call_back(self._on_revoke, self.places)
         if is_committing and (self.group.commits_on_release or self.options.auto_commit_ms is not None):
             try:
@@ -238,7 +249,7 @@ class GroupConsumerCore(ConsumerCore):
             while True:
                 found = await super().wait_batch(deadline)
                 if self._not_calling_back.is_set():
-                    return self._lend(found)
+                    return self._lend(found, is_iterated=self._asking_count == 1)
                 await self._not_calling_back.wait()
 
     async def consume(
@@ -255,10 +266,18 @@ class GroupConsumerCore(ConsumerCore):
                 return self._lend(found)
             await self._not_calling_back.wait()
 
-    def _lend(self, found: tuple[PartitionPrefetcher, Batch] | None) -> tuple[PartitionPrefetcher, Batch] | None:
+    def _lend(
+        self, found: tuple[PartitionPrefetcher, Batch] | None, *, is_iterated: bool = False
+    ) -> tuple[PartitionPrefetcher, Batch] | None:
         if found is not None:
-            self._lent.add(found[0])
+            self._lent.setdefault(found[0], (found[0].position, is_iterated))
         return found
+
+    def _rewind_lent(self) -> None:
+        """Go back to the records that the application received and may not have finished."""
+        for reader, (before, is_iterated) in self._lent.items():
+            if reader.position > before:
+                reader.position = Offset(reader.position - 1) if is_iterated else before
 
     def peek(self) -> tuple[PartitionPrefetcher, Batch] | None:
         """Return a prefetched batch with unread records, if there is one."""
@@ -431,7 +450,9 @@ class GroupConsumerCore(ConsumerCore):
         """Begin the epoch of a partition and find the position in it; a failure is tried again."""
         cursors = ConsumerCursors(self._router, one.topic, self.consumer_id, session=one.epoch)
         try:
-            position, _ = await cursors.find_start(one.partition_id, one.start, deadline=self._router.deadline())
+            async with self._beginning_room:
+                deadline = self._router.deadline(min(self._router.options.timeout_ms, BEGIN_MS_MAX))
+                position, _ = await cursors.find_start(one.partition_id, one.start, deadline=deadline)
         except QuiverError as error:
             # No leader now, deleted, or the next owner has begun already: the assignment changes, or it works later.
             facts = {"group": self.group.group, "topic": one.topic, "partition": one.partition_id, "error": str(error)}
@@ -494,7 +515,7 @@ class GroupConsumerCore(ConsumerCore):
 
     def _forget(self, reader: PartitionPrefetcher) -> None:
         reader.retire()
-        self._lent.discard(reader)
+        self._lent.pop(reader, None)
         place = (reader.topic, reader.partition_id)
         if self.readers.get(place) is reader:
             del self.readers[place], self._partition_cursors[place], self._held[place]

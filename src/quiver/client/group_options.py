@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from quiver.client.options import TIME_MS_MAX, check_options, to_ms
+from quiver.client.thread import run_in_daemon_thread
 from quiver.errors import RequestError
 from quiver.groups.limits import SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
 
@@ -90,7 +91,7 @@ def run_in_thread(callback: OnPartitions | None) -> OnPartitions | None:
         return None
 
     async def call(places: Sequence[tuple[str, int]]) -> None:
-        await asyncio.to_thread(callback, places)
+        await run_in_daemon_thread(partial(callback, places))
 
     return call
 

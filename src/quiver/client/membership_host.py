@@ -66,8 +66,7 @@ class MembershipHost:
         own, self._own = self._own, None
         if own is not None:
             await asyncio.wrap_future(own.thread.submit(own.close()))
-            # In another thread: it waits for its own, and its loop cannot be ended where another loop runs.
-            await asyncio.to_thread(own.thread.close)
+            own.thread.close()
 
 
 Stop: TypeAlias = Callable[[], Coroutine[Any, Any, None]]

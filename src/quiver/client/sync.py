@@ -93,6 +93,7 @@ class Cluster(ClusterQueues, ClusterAdministration):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._cluster.is_left_cleanly = kind is None
         self.close()
 
     @property

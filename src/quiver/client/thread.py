@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from quiver.errors import RequestError, UnavailableError
@@ -26,7 +27,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
         # A daemon thread: a program that does not close its clients can still exit.
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -59,8 +60,14 @@ class LoopThread:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(_cancel_all())
-        self._loop.close()
+
+    def _run_loop(self) -> None:
+        """Run the loop, and end what is left on it: only its own thread can, if the one that closes it has a loop."""
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(_cancel_all())
+        finally:
+            self._loop.close()
 
     def _check_usable(self) -> None:
         if self._loop.is_closed():
@@ -69,6 +76,35 @@ class LoopThread:
             raise RequestError(
                 "not done: the process was forked after connect; connect again in the child", code="forked"
             )
+
+
+async def run_in_daemon_thread(call: Callable[[], T]) -> T:
+    """Return the result of a blocking call, made in a thread of its own.
+
+    Not in an executor: it cannot be used while the interpreter exits, when clients that were left open are closed.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def resolve(result: T | None, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)  # type: ignore[arg-type] # that of the call
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as raised:  # noqa: BLE001 - the caller's, whatever it is
+            error = raised
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(resolve, result, error)
+
+    threading.Thread(target=work, name="quiver-callback", daemon=True).start()
+    return await ended
 
 
 async def _cancel_all() -> None:

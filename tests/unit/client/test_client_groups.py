@@ -208,6 +208,41 @@ def test_error_in_the_block_leaves_without_a_commit() -> None:
     assert sorted(world.run(scenario())) == list(range(60))
 
 
+async def work_and_fail(cluster: AsyncCluster, *, is_polling: bool, is_failing: bool) -> list[int]:
+    """Receive five records of one partition in the cluster's block, the last of which may fail."""
+    async with cluster:
+        member = await cluster.consumer("logs", group="billing")
+        if is_polling:
+            finished = [record.offset for record in await member.poll(max_records=3, timeout=5)]
+            received = finished + [record.offset for record in await member.poll(max_records=2, timeout=5)]
+        else:
+            records = aiter(member)
+            received = [(await anext(records)).offset for _ in range(5)]
+        if is_failing:
+            raise ZeroDivisionError
+        return [int(offset) for offset in received]
+
+
+@pytest.mark.parametrize(("is_polling", "cursor"), [(False, 4), (True, 3)])
+def test_error_that_leaves_the_clusters_block_commits_only_finished_records(is_polling: bool, cursor: int) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            async with await cluster.producer("logs") as producer:
+                for number in range(10):
+                    producer.send(f"{number}")
+            with pytest.raises(ZeroDivisionError):
+                await work_and_fail(world.connect(), is_polling=is_polling, is_failing=True)
+            assert [lag.cursor for lag in await cluster.group_lag("billing")] == [cursor]
+            received = await work_and_fail(world.connect(), is_polling=is_polling, is_failing=False)
+            assert received == list(range(cursor, cursor + 5))
+            assert [lag.cursor for lag in await cluster.group_lag("billing")] == [cursor + 5]
+
+    world.run(scenario())
+
+
 # -- revoking ----------------------------------------------------------------------------------------
 
 
