@@ -17,6 +17,13 @@ from pathlib import Path
 
 QUIVER = str(Path(sys.executable).parent / "quiver")
 LIMIT_S = 120
+EXPECTED = (
+    "docker/Dockerfile",
+    "grafana/quiver.json",
+    "kubernetes/quiver/Chart.yaml",
+    "prometheus/rules.yml",
+    "systemd/quiver.service",
+)
 SDK = """
 import sys, quiver
 with quiver.connect(sys.argv[1]) as cluster:
@@ -33,7 +40,7 @@ def main(version: str) -> int:
     """Run it; a step that fails raises."""
     assert run("--version") == f"quiver, version {version}\n"
     names = run("deploy", "list")
-    for name in ("docker/Dockerfile", "kubernetes/quiver/Chart.yaml", "systemd/quiver.service", "prometheus/rules.yml", "grafana/quiver.json"):
+    for name in EXPECTED:
         assert name in names, name
     with tempfile.TemporaryDirectory() as data:
         http = free_ports(6)
