@@ -98,15 +98,23 @@ class CommandBatcher(Generic[T]):
             outcome, self._outcome = self._outcome, SharedOutcome()
             self._added.clear()
             try:
-                for first in range(0, len(items), BATCH_MAX):
-                    await self._store.submit(self._build(tuple(items[first : first + BATCH_MAX])))
+                await self._submit_parts(items)
             except QuiverError as error:
                 outcome.reject(error)
             except BaseException:
-                outcome.reject(NotPrimaryError("not done: this manager is not the primary any more"))
+                outcome.reject(OutcomeUnknownError("may have been done: this manager is not the primary any more"))
                 raise
             else:
                 outcome.resolve(None)
+
+    async def _submit_parts(self, items: Sequence[T]) -> None:
+        for first in range(0, len(items), BATCH_MAX):
+            try:
+                await self._store.submit(self._build(tuple(items[first : first + BATCH_MAX])))
+            except QuiverError as error:
+                if first and not isinstance(error, OutcomeUnknownError):
+                    raise OutcomeUnknownError(f"may have been done, in part: {error.message}") from error
+                raise
 
     def close(self) -> None:
         """Refuse what was not submitted."""

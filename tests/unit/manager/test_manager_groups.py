@@ -5,23 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import msgspec
 import pytest
 from group_world import GroupWorld, work
-from manager_world import WorkingManager
+from manager_world import WorkingManager, World, run
 
-from quiver.errors import ConflictError, FencedError, NotFoundError, OutOfRangeError, RequestError
+from quiver.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    QuiverError,
+    RequestError,
+    UnavailableError,
+)
 from quiver.groups.machine import GroupSteps
 from quiver.manager import group_coordinator
+from quiver.manager.group_coordinator import BATCH_MAX, CommandBatcher
 from quiver.manager.group_plan import plan_commands
 from quiver.metadata import (
     AddPartitionsCommand,
     AssignPartitions,
     DeleteTopicCommand,
+    GroupMember,
     GroupRow,
+    MetadataStore,
     NotPrimaryError,
+    RemoveMembers,
     RestoreTopicCommand,
 )
 from quiver.model import ConsumerId, NodeId, TopicId
@@ -424,6 +438,57 @@ def test_waiting_heartbeats_take_no_room_on_the_way_to_the_primary() -> None:
         assert len(node.admin._waiters) == 0
 
     work(test)
+
+
+def test_commands_of_many_requests_are_gathered_and_errors_say_whether_they_were_done() -> None:
+    class Store:
+        """Takes commands one by one, when it is told to."""
+
+        def __init__(self) -> None:
+            self.commands: list[RemoveMembers] = []
+            self.turn = asyncio.Event()
+            self.error: QuiverError | None = None
+
+        async def submit(self, command: RemoveMembers) -> None:
+            self.commands.append(command)
+            await self.turn.wait()
+            if self.error is not None and len(self.commands) > 1:
+                raise self.error
+
+    def build(members: tuple[GroupMember, ...]) -> RemoveMembers:
+        return RemoveMembers(now_ms=1, members=members)
+
+    async def test(_: World) -> None:
+        store, one = Store(), GroupMember(ConsumerId(1), "m")
+        batcher = CommandBatcher[GroupMember](cast("MetadataStore", store), build)
+        running = asyncio.get_running_loop().create_task(batcher.run())
+        first = asyncio.get_running_loop().create_task(batcher.submit([one]))
+        await asyncio.sleep(0.01)
+        rest = [asyncio.get_running_loop().create_task(batcher.submit([one])) for _ in range(50)]
+        await asyncio.sleep(0.01)
+        assert [len(command.members) for command in store.commands] == [1]
+        store.turn.set()
+        await first
+        await asyncio.gather(*rest)
+        assert [len(command.members) for command in store.commands] == [1, 50]
+        store.commands, store.error = [], UnavailableError("not done")
+        with pytest.raises(OutcomeUnknownError, match="in part"):
+            await batcher.submit([one] * (BATCH_MAX + 1))
+        store.turn.clear()
+        lost = asyncio.get_running_loop().create_task(batcher.submit([one]))
+        await asyncio.sleep(0.01)
+        late = asyncio.get_running_loop().create_task(batcher.submit([one]))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        batcher.close()
+        with pytest.raises(OutcomeUnknownError):
+            await lost
+        with pytest.raises(NotPrimaryError):
+            await late
+
+    run(test)
 
 
 def test_plan_of_a_stale_version_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
