@@ -12,10 +12,11 @@ from chromium import find_chromium
 from gateway_nodes import ask
 
 pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: pip install 'quivermq[dev]'")
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PATIENCE_MS = 60_000
 """How long is waited for anything; nothing is said about speed."""
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ from playwright.sync_api import Browser, Page, expect
 
 from conftest import Console
 
-expect.set_options(timeout=60_000)
-
 ROUTES = {
     "": "Overview",
     "topics": "Topics",

@@ -71,7 +71,7 @@ function makeOptions(element, lines, format, least) {
     },
     axes: [
       { ...axis, size: 24, values: (/** @type {unknown} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => new Date(tick * 1000).toTimeString().slice(0, 5)) },
-      { ...axis, size: 64, values: (/** @type {unknown} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => format(tick)) },
+      { ...axis, size: 74, values: (/** @type {unknown} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => format(tick)) },
     ],
     series: [{}, ...lines.map((line, at) => ({ label: line.label, stroke: () => colour(COLOURS[at % COLOURS.length]), width: 1.5, points: { show: false }, spanGaps: true }))],
   };
