@@ -112,6 +112,9 @@ def job_options(command: Command) -> Command:
         ),
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; may be repeated."),
         click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing."),
+        click.option(
+            "--register", is_flag=True, help="Describe the run in the topic _pipelines, which the console shows."
+        ),
         json_option,
     )
     for option in reversed(options):

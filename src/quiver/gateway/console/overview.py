@@ -17,7 +17,7 @@ from quiver.model import NodeId
 from quiver.routing.router import Router, gather_outcomes
 from quiver.wire.admin_messages import DescribeNode, HistorySample, NodeDescribed
 
-ANSWER_MS_MAX: Final = 1_000
+ANSWER_MS_MAX: Final = 2_000
 """Timeout of one node's report; a node that is later is shown as not answering."""
 MOVES_MAX: Final = 100
 """Moves in one update."""

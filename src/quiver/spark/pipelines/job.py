@@ -27,7 +27,7 @@ import time
 import tomllib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -38,7 +38,8 @@ from pyspark.errors import PySparkException
 
 from quiver import errors
 from quiver.errors import QuiverError, RequestError, UnavailableError
-from quiver.spark.connections import Servers, find_servers
+from quiver.spark.connections import Servers, connection, find_servers
+from quiver.spark.pipelines.registration import RunRegistration
 from quiver.spark.session import session
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     master: str = "local[*]"
     conf: dict[str, str] = {}
     is_dry_run: bool = False
+    is_register: bool = False
+    """Whether the run describes itself in the topic that the console shows."""
 
     @abstractmethod
     def run(self, run: JobRun) -> JobResult:
@@ -281,19 +284,54 @@ def execute(name: str, job: Job, *, report_progress: Callable[[JobProgress], Non
         _install_handlers(run)  # again: starting Spark replaces the SIGINT handler
         return opened
 
-    run = JobRun(open_session, report_progress=report_progress)
+    def report(progress: JobProgress) -> None:
+        if registration is not None:
+            registration.note(records=progress.done or None, verdict=progress.phrase)
+        report_progress(progress)
+
+    registration = _make_registration(name, job) if job.is_register and not job.is_dry_run else None
+    run = JobRun(open_session, report_progress=report)
+    with registration or nullcontext():
+        result = _run_to_its_end(job, run)
+        if registration is not None:
+            registration.note(**_describe_result(name, result))
+    return result, run.stop_signal
+
+
+def _make_registration(name: str, job: Job) -> RunRegistration:
+    topics = tuple(topic for field in ("topic", "to_topic") if (topic := getattr(job, field, "")))
+    return RunRegistration(
+        lambda: connection(job.cluster_servers()),
+        name,
+        topics=topics,
+        report=getattr(job, "report", ""),
+        options=msgspec.json.encode(job),
+    )
+
+
+def _describe_result(name: str, result: JobResult) -> dict[str, Any]:
+    """Return what a run says of itself at its end; a job that checks something passes or fails."""
+    records = result.facts.get("records")
+    state = "failed" if not result.is_clean else "stopped" if not result.is_complete else "done"
+    return {
+        "state": "passed" if state == "done" and name == "audit" else state,
+        "verdict": result.sentence.partition("\n")[0][:500],
+        **({"records": records} if isinstance(records, int) else {}),
+    }
+
+
+def _run_to_its_end(job: Job, run: JobRun) -> JobResult:
     with _handling_signals(run):
         try:
-            result = job.run(run)
+            return job.run(run)
         except (PySparkException, Py4JError) as error:
             if run.stop_signal is None:
                 raise to_quiver_error(error) from None
             # A signal to the process group also stops Spark: the batch fails and was not committed.
-            result = JobResult(
+            return JobResult(
                 sentence="stopped: the current batch was not committed; run the same command to resume",
                 is_complete=False,
             )
-    return result, run.stop_signal
 
 
 @contextmanager
