@@ -3,7 +3,8 @@
 Members read and commit, leave and come back, under a name of their own or none; their processes are killed and stopped.
 `quiver.testing.history.members` and `cursors` judge what they saw. Here are the checks of the metadata: M1, never do
 two members own a partition; M2, soon after healing every partition has an owner that lives, and the owners' shares
-differ by one at most; M3, in the end the group has consumed everything.
+differ by one at most; M3, in the end the group has consumed everything; M4, no member is removed that was heard within
+its session timeout, whoever coordinates; M5, no partition is given away while a member that was not removed uses it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 ASSIGNED_WITHIN_MS = 15_000
 """M2: how long after healing, and after the session timeout, a partition may have no owner that lives."""
 _RETRY_S = 0.2
+_DRIFT_MAX = 0.1
+"""By which share the primary's clock may run too fast."""
 
 Place = tuple[str, int]
 
@@ -44,6 +47,9 @@ class MemberWorkload(ProcessWorkload):
         number = int(name.rpartition("-")[2])
         self._instance = f"instance-{number}" if number < self.plan.instances else ""
         self._epochs: dict[Place, int] = {}
+        self._heard_ms: dict[str, int] = {}
+        """When the last heartbeat was sent that was answered, by the id of the member."""
+        self._left: set[str] = set()
         self.consumer: AsyncConsumer | None = None
 
     @property
@@ -67,14 +73,32 @@ class MemberWorkload(ProcessWorkload):
         return True
 
     def watch(self, view: View, before: View) -> None:
-        """M1: no partition has two owners, and no epoch is given twice."""
-        del before
-        owned = [
-            (one.topic_id, one.partition_id)
-            for member in view.members_of(_group_id(self.world, view))
-            for one in member.owned
-        ]
+        """M1: partitions have one owner. M4: this member is not removed while it lives. M5: it owns what it uses."""
+        group_id = _group_id(self.world, view)
+        members = view.members_of(group_id)
+        owned = [one.key for member in members for one in member.owned]
         require(len(owned) == len(set(owned)), "M1", "a partition has two owners", owned=sorted(owned))
+        for member in members:
+            if member.member_id == self.member_id:
+                self._check_used({(one.key, one.epoch) for one in member.owned})
+        if self._instance:
+            return  # another process may have taken over
+        known = {member.member_id for member in members}
+        for member_id in self._heard_ms.keys() & {row.member_id for row in before.members_of(group_id)} - known:
+            silent_ms = self.world.now_ms - self._heard_ms[member_id]
+            facts = {"name": self.name, "member": member_id, "silent_ms": silent_ms}
+            is_silent = silent_ms >= self.plan.session_timeout_ms * (1 - _DRIFT_MAX)
+            require(is_silent or member_id in self._left, "M4", "a living member was removed", **facts)
+
+    def _check_used(self, owned: set[tuple[tuple[int, int], int]]) -> None:
+        assert self.consumer is not None, "it is a member"
+        core = self.consumer.core
+        assert isinstance(core, GroupConsumerCore)
+        assigned = (*core.view.owned, *core.view.revoking)
+        for one in core._held.values():
+            is_owned = ((one.topic_id, one.partition_id), one.epoch) in owned
+            facts = {"name": self.name, "partition": one.partition_id, "epoch": one.epoch}
+            require(is_owned or one not in assigned, "M5", "a partition was given away while it is used", **facts)
 
     # -- the member ------------------------------------------------------------------------------
 
@@ -101,7 +125,22 @@ class MemberWorkload(ProcessWorkload):
                 await asyncio.sleep(_RETRY_S)
             else:
                 opened.append(consumer)
+                self._note_heartbeats(consumer)
         return opened[0]
+
+    def _note_heartbeats(self, consumer: AsyncConsumer) -> None:
+        """Note when heartbeats are answered."""
+        assert isinstance(consumer.core, GroupConsumerCore)
+        membership = consumer.core._membership
+        assert membership is not None, "it has joined"
+        ask_heartbeat = membership._ask_heartbeat
+
+        async def ask(*, wait_ms: int) -> None:
+            member_id, began_ms = membership.view.member_id, self.world.now_ms
+            await ask_heartbeat(wait_ms=wait_ms)
+            self._heard_ms[member_id] = max(began_ms, self._heard_ms.get(member_id, 0))
+
+        membership._ask_heartbeat = ask  # type: ignore[method-assign] # of this one only
 
     def _handle_assigned(self, consumer: AsyncConsumer, places: Sequence[Place]) -> None:
         core = consumer.core
@@ -165,6 +204,7 @@ class MemberWorkload(ProcessWorkload):
 
     async def _leave(self, consumer: AsyncConsumer) -> None:
         self.consumer = None
+        self._left.add(consumer.member_id or "")
         try:
             await consumer.close()
         except QuiverError as error:

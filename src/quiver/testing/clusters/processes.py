@@ -68,7 +68,8 @@ class ProcessWorkload(ClientWorkload):
         """Run one process; return whether everything is done."""
         loop = self.world.loop
         self._lives += 1
-        self._generations[""] += 1
+        for lane in ("", *self._generations):
+            self._generations[lane] += 1
         self.world.trace.record("process", self.world.now_ms, self.name, self._lives)
         with loop.node_scope(self.name):
             process = loop.create_task(self._run_process())

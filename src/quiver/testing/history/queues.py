@@ -61,8 +61,9 @@ class _Settlement(NamedTuple):
 
     @property
     def may_be_done(self) -> bool:
-        # A return whose answer was lost is refused when it is repeated, if the record was delivered again meanwhile.
-        return self.is_done or self.call.outcome == "info" or (self.is_refused and self.kind in ("return", "release"))
+        # One whose answer was lost is refused when it is repeated, if the record was delivered again meanwhile.
+        is_repeated = self.is_refused and self.kind in ("return", "release", "extend")
+        return self.is_done or self.call.outcome == "info" or is_repeated
 
 
 @dataclass(slots=True)
