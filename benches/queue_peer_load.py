@@ -121,24 +121,22 @@ class RabbitLoad:
             channel = await connection.channel()
             await channel.set_qos(prefetch_count=2 * batch)
             queue = await self._declare(channel)
+            inbox: asyncio.Queue[Any] = asyncio.Queue()
+            await queue.consume(inbox.put)
             received: list[Any] = []
-
-            async def settle() -> None:
-                count, last = len(received), received[-1]
-                received.clear()
-                await last.ack(multiple=True)
-                left.settle(count)
-
-            async def handle(message: Any) -> None:
-                received.append(message)
-                if len(received) == batch:
-                    await settle()
-
-            await queue.consume(handle)
             while True:
-                await asyncio.sleep(0.2)  # the rest, which is no whole batch
-                if received and left.count <= workers * batch:
-                    await settle()
+                try:
+                    received.append(inbox.get_nowait() if inbox.qsize() else await asyncio.wait_for(inbox.get(), 0.2))
+                except TimeoutError:
+                    if not received or left.count > workers * batch:
+                        continue  # nothing, or more will come
+                    # the rest, which is no whole batch
+                else:
+                    if len(received) < batch:
+                        continue
+                await received[-1].ack(multiple=True)
+                left.settle(len(received))
+                received.clear()
 
         await run_workers(workers, work, left)
         await connection.close()

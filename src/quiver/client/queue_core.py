@@ -457,7 +457,7 @@ class QueueCore:
                 self._tasks.start(self._follow_topic(), "follow-topic")
 
     def _extend_due(self, now_ms: int) -> None:
-        due = [job for job, until_ms in list(self.alive.items()) if self._is_extended(job, until_ms, now_ms)]
+        due = [job for job, until_ms in self.alive.copy().items() if self._is_extended(job, until_ms, now_ms)]
         if self._prefetch_wanted(now_ms):
             due += [job for job in self._buffer if self._is_extended(job, 1 << 60, now_ms)]
         if due:
