@@ -177,11 +177,13 @@ class Tracing:
 
     # -- HTTP ------------------------------------------------------------------------------------
 
-    def start_request(self, name: str, topic: str, headers: Mapping[bytes, bytes]) -> RequestSpan | None:
+    def start_request(
+        self, name: str, topic: str, operation: str, headers: Mapping[bytes, bytes]
+    ) -> RequestSpan | None:
         """Return the span of an HTTP request, in the trace that its header names, if any; None if it is not sampled."""
         given = headers.get(TRACEPARENT.encode(), b"").decode("latin-1")
-        span = self._start(name, self._kinds.SERVER, topic, "send", self._extract(given))
-        return RequestSpan(span) if span.is_recording() else None
+        span = self._start(name, self._kinds.SERVER, topic, operation, self._extract(given))
+        return RequestSpan(span, self) if span.is_recording() else None
 
     # -- consumers -------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class Tracing:
 
     def _record_received(self, topic: str, headers: Iterable[Headers], began_ns: int) -> None:
         """Record a span that links to those that sent the records; none if no record names one."""
-        found = (self._link(one) for one in islice(find_traceparents(headers), LINKS_MAX))
+        found = (self.link(one) for one in islice(find_traceparents(headers), LINKS_MAX))
         if links := [link for link in found if link is not None]:
             name, kind = f"receive {topic}", self._kinds.CONSUMER
             self._start(name, kind, topic, "receive", links=links, start_time=began_ns).end()
@@ -226,7 +228,7 @@ class Tracing:
         """Return headers with the context of a span, in place of an earlier one."""
         return (*(pair for pair in headers if pair[0] != TRACEPARENT), (TRACEPARENT, format_context(span).encode()))
 
-    def _link(self, traceparent: str) -> Link | None:
+    def link(self, traceparent: str) -> Link | None:
         """Return a link to the span of a context; None if it is not one."""
         from opentelemetry.trace import Link, get_current_span
 
@@ -258,9 +260,16 @@ class Tracing:
 class RequestSpan:
     """The span of an HTTP request."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, tracing: Tracing) -> None:
         self._span = span
+        self._tracing = tracing
         self.traceparent = format_context(span)
+
+    def link(self, traceparents: Iterable[str]) -> None:
+        """Link it to the spans that sent what it returns."""
+        for one in islice(dict.fromkeys(traceparents), LINKS_MAX):
+            if (link := self._tracing.link(one)) is not None:
+                self._span.add_link(link.context)
 
     def finish(self, *, status: int, error_code: str) -> None:
         """End it with the status of the response; 0 if there was none."""

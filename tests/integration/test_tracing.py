@@ -168,6 +168,25 @@ def test_http_call_continues_the_trace_of_its_caller(
             assert carried.startswith(f"00-{TRACE_ID:032x}-{context_id(called):016x}-".encode())
 
 
+@pytest.mark.parametrize("path", ["/consumer/consume", "/consumer/consume_batch"], ids=["one", "batch"])
+def test_http_consumer_is_linked_to_the_senders(
+    local: LocalCluster, cluster: quiver.Cluster, topic: str, path: str
+) -> None:
+    with cluster.producer(topic) as producer:
+        # What looks like a context in a message is none.
+        producer.send(json.dumps({"headers": {TRACEPARENT: PARENT}})).result()
+    (sent,) = spans(f"send {topic}", 1)
+    url = local.urls[0]
+    consumer_id = call(f"{url}/consumer/register", {"topic": topic})["consumer_id"]
+    query = f"{url}{path}?topic={topic}&consumer_id={consumer_id}"
+    with urllib.request.urlopen(urllib.request.Request(query, headers={TRACEPARENT: PARENT}), timeout=30) as answer:
+        assert TRACEPARENT in answer.read().decode()
+    (called,) = spans(f"GET {path}", 1)
+    assert called.context is not None
+    assert called.context.trace_id == TRACE_ID
+    assert [link.context.span_id for link in called.links] == [context_id(sent)]
+
+
 def test_unsampled_call_leaves_nothing_behind(local: LocalCluster, cluster: quiver.Cluster, topic: str) -> None:
     url = local.urls[0]
     producer_id = call(f"{url}/producer/register", {"topic": topic})["producer_id"]

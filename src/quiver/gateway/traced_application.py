@@ -1,23 +1,34 @@
-"""The application of a gateway that traces: a span for each produce call, whose context its records carry.
+"""The application of a gateway that traces: a span for each call that produces or consumes.
 
-A call continues the trace that its header `traceparent` names. Everything else is as in `RoutedApplication`, which
-knows nothing of traces and is what runs while they are off.
+Produced records carry the context of the call; a call that consumes links to those that its records carry. A call
+continues the trace that its header `traceparent` names. Everything else is as in `RoutedApplication`, which knows
+nothing of traces and is what runs while they are off.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from quiver.gateway.application import BoundRoute, RoutedApplication
-from quiver.gateway.contract import ProduceBatchBody, ProduceBody
+from quiver.gateway.contract import ConsumeBatchQuery, ConsumeQuery, ProduceBatchBody, ProduceBody
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.permissions import Permissions
 from quiver.tracing import TRACEPARENT, RequestSpan, Tracing
+
+_OPERATIONS: Final[dict[type, str]] = {
+    ProduceBody: "send",
+    ProduceBatchBody: "send",
+    ConsumeQuery: "receive",
+    ConsumeBatchQuery: "receive",
+}
+_CARRIED: Final = re.compile(rb'"traceparent":"([0-9a-f-]{55})"')
+"""A context in the headers of a returned record; in a message the quotes would be escaped."""
 
 
 class TracedApplication(RoutedApplication):
@@ -36,13 +47,17 @@ class TracedApplication(RoutedApplication):
         given: Any,
         request: HttpRequest,
     ) -> HttpResult:
-        if not isinstance(given, ProduceBody | ProduceBatchBody):
+        operation = _OPERATIONS.get(type(given))
+        if operation is None:
             return super()._pass_on(bound, identity, permissions, given, request)
-        span = self._tracing.start_request(f"{request.method} {bound.route.path}", given.topic, request.headers)
+        name = f"{request.method} {bound.route.path}"
+        span = self._tracing.start_request(name, given.topic, operation, request.headers)
         if span is None:
             return super()._pass_on(bound, identity, permissions, given, request)
+        if operation == "send":
+            given = _carry(given, span.traceparent)
         try:
-            answer = super()._pass_on(bound, identity, permissions, _carry(given, span.traceparent), request)
+            answer = super()._pass_on(bound, identity, permissions, given, request)
         except BaseException as error:
             span.fail(error)
             raise
@@ -89,6 +104,8 @@ async def _wait(span: RequestSpan, answer: Coroutine[Any, Any, HttpResponse]) ->
 
 def _finish(span: RequestSpan, response: HttpResponse | None) -> None:
     """End the span of a request; without a response the client has disconnected."""
+    if response is not None:
+        span.link(found.decode() for found in _CARRIED.findall(response.body))
     if response is None:
         span.finish(status=0, error_code="disconnected")
     else:
