@@ -57,6 +57,7 @@ class Reader(threading.Thread):
     def run(self) -> None:
         while not self._is_over.is_set():
             for record in self.consumer.poll(100, timeout=0.05):
+                assert record.partition is not None, "a consumer's records have one"
                 self.partitions.add(record.partition)
                 self._seen[record.partition] = time.monotonic()
 

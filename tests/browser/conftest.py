@@ -12,11 +12,8 @@ from chromium import find_chromium
 from gateway_nodes import ask
 
 pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: pip install 'quivermq[dev]'")
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-
-PATIENCE_MS = 60_000
-"""How long is waited for anything; nothing is said about speed."""
-expect.set_options(timeout=PATIENCE_MS)
+from console_page import Console
+from playwright.sync_api import Browser, sync_playwright
 
 
 @pytest.fixture(scope="session")
@@ -67,31 +64,6 @@ def orders(call: Callable[..., Any]) -> str:
     consumer = call("POST", "/consumer/register", {"topic": "orders"})["consumer_id"]
     call("GET", f"/consumer/consume_batch?topic=orders&consumer_id={consumer}&partition_id=0&max=100")
     return "orders"
-
-
-class Console:
-    """A page of the console; everything that a page may not do fails the test."""
-
-    def __init__(self, page: Page, address: str) -> None:
-        self.page = page
-        self.address = address
-        self.problems: list[str] = []
-        self.hosts: set[str] = set()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
-        page.on("console", self._handle_said)
-        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
-
-    def _handle_said(self, said: Any) -> None:
-        # A node that was killed, and an answer that is a failure, are the test's business.
-        if said.type in ("error", "warning") and "Failed to load resource" not in said.text:
-            self.problems.append(f"{said.type}: {said.text}")
-
-    def open(self, route: str = "", address: str = "") -> Page:
-        """Open a page of the console."""
-        self.page.goto(f"http://{address or self.address}/console#/{route}")
-        self.page.wait_for_selector("main h1", state="attached")
-        return self.page
 
 
 @pytest.fixture

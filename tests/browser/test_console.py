@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from chaos_cluster import Cluster
 from chromium import find_axe
+from console_page import Console
 from playwright.sync_api import Browser, Page, expect
-
-from conftest import Console
 
 ROUTES = {
     "": "Overview",

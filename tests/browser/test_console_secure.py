@@ -10,10 +10,9 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
+from console_page import PATIENCE_MS
 from playwright.sync_api import Browser, Page, expect
 from secured_cluster import SecuredCluster, secured_cluster
-
-from conftest import PATIENCE_MS
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHECKS = Path(__file__).parents[1] / "console"
+CHECKS = Path(__file__).parents[2] / "console"
 """Where the packages that check the console are installed."""
 
 
