@@ -182,6 +182,17 @@ def scrape(url: str, token: str | None) -> int:
         return error.code
 
 
+def scrape_both(url: str, token: str) -> tuple[int, int]:
+    """Return the status with a token that was just created, and without one.
+
+    A node accepts the token when it has applied the change, which follows the answer to whoever created it.
+    """
+    end = time.monotonic() + LIMIT_S
+    while (status := scrape(url, token)) == 401 and time.monotonic() < end:
+        time.sleep(0.1)
+    return status, scrape(url, None)
+
+
 def describe(pid: int) -> dict[str, str]:
     """Return what the kernel says of a process: who it is and what it may do."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -213,7 +224,7 @@ def main(scratch: Path) -> dict[str, Any]:
     found["setup"] = Service(compose, "setup").run()
     found["setup again"] = Service(compose, "setup").run()
     token = Path("/srv/quiver/prometheus.token").read_text().strip()
-    found["scrapes"] = [scrape(f"https://{name}:8002/metrics", one) for name in HOSTS for one in (token, None)]
+    found["scrapes"] = [status for name in HOSTS for status in scrape_both(f"https://{name}:8002/metrics", token)]
     traffic = "seq 100 | quiver produce logs && quiver consume logs --from earliest | wc -l"
     found["produce"] = services[1].run("sh", "-c", traffic)
     found["ready"] = services[2].run("python", str(LIBRARY / "healthcheck.py"), "/readyz?in_sync_within_ms=600000")
