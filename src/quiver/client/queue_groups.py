@@ -104,10 +104,8 @@ async def open_group(
     if not group:
         raise RequestError("not done: a queue needs the name of its group: pass group=...", code="no_group_name")
     await router.find_topic(topic, deadline=deadline)
+    await _catch_up(router, deadline=deadline)  # also for a known group: leaders that lag do not know it yet
     known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
-    if known is None or _find_differing(known, change):  # perhaps only as the node that answered knows it
-        await _catch_up(router, deadline=deadline)
-        known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
     is_queue = known is not None and known.kind == "queue"
     if known is not None:
         _check_settings(known, change)
