@@ -246,6 +246,7 @@ class GroupConsumerCore(ConsumerCore):
     async def wait_batch(self, deadline: Deadline) -> tuple[PartitionPrefetcher, Batch] | None:
         """Wait for a batch with unread records; the application has finished all that it received before."""
         with self._asking():
+            await self._let_step_happen()
             while True:
                 found = await super().wait_batch(deadline)
                 if self._not_calling_back.is_set():
@@ -257,6 +258,7 @@ class GroupConsumerCore(ConsumerCore):
     ) -> list[Slice]:
         """Return records and advance the positions; the application has finished all that it received before."""
         with self._asking():
+            await self._let_step_happen()
             return await super().consume(records_max, deadline, is_to_end=is_to_end, on_progress=on_progress)
 
     async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionPrefetcher, Batch] | None:  # noqa: FBT001 - private
@@ -264,6 +266,12 @@ class GroupConsumerCore(ConsumerCore):
             found = await super()._wait_more(deadline, is_to_end)
             if self._not_calling_back.is_set():
                 return self._lend(found)
+            await self._not_calling_back.wait()
+
+    async def _let_step_happen(self) -> None:
+        """Let what waited for the application happen first: while records are at hand, it never waits otherwise."""
+        if self._asking_count == 1 and self._step_due.is_set():
+            await asyncio.sleep(0)
             await self._not_calling_back.wait()
 
     def _lend(
