@@ -382,6 +382,27 @@ def test_callbacks_are_called_before_the_first_and_after_the_last_record(is_asyn
     assert sorted(place for places in revoked for place in places) == [("logs", at) for at in range(PARTITIONS)]  # type: ignore[attr-defined]
 
 
+def test_busy_member_with_a_callback_releases_what_it_is_asked_for() -> None:
+    world = World()
+    revoked: list[tuple[str, int]] = []
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            first = await cluster.consumer("logs", group="billing", on_revoke=revoked.extend)
+            assert await first.poll(max_records=1, timeout=5)
+            second = await cluster.consumer("logs", group="billing")
+            for _ in range(40):  # there are always records at hand: it never waits
+                await asyncio.sleep(0.1)
+                assert await first.poll(max_records=1, timeout=5)
+                if second.assignment:
+                    break
+            assert second.assignment
+            assert set(second.assignment) <= set(revoked)
+
+    world.run(scenario())
+
+
 def test_positions_may_be_changed_and_committed_in_callbacks() -> None:
     world = World()
     consumer: list[AsyncConsumer] = []
