@@ -16,7 +16,8 @@ from console_page import Console
 from playwright.sync_api import Browser, sync_playwright
 
 
-@pytest.fixture(scope="session")
+# Ends with its module: while playwright runs, no test of this process can start an event loop of its own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = find_chromium()
     if not chromium:
