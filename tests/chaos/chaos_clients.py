@@ -11,6 +11,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,8 +27,12 @@ _RETRY_S = 0.05
 class Workload:
     """What all clients of a run share."""
 
-    def __init__(self, recorder: Recorder, addresses: Sequence[str], topic: str, partitions: int) -> None:
+    def __init__(
+        self, recorder: Recorder, addresses: Sequence[str], topic: str, partitions: int, directory: Path | None = None
+    ) -> None:
         self.recorder = recorder
+        self.directory = directory
+        """Where clients that are processes keep their histories."""
         self.addresses = addresses
         self.topic = topic
         self.partitions = partitions

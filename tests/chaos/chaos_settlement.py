@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -24,27 +24,38 @@ SETTLE_TIMEOUT_S = 120
 _CHUNK = 1000
 
 
-def settle(cluster: Cluster, workload: Workload) -> None:
-    """Heal the cluster, end the load, read everything, stop the nodes, and record what they have on disk."""
+def settle(cluster: Cluster, workload: Workload, record: Callable[[Workload], None] | None = None) -> None:
+    """Heal the cluster, end the load, read everything, stop the nodes, and record what they have on disk.
+
+    `record` is called before the nodes stop, to record more.
+    """
     cluster.start()
     workload.finish()
     ends = wait_for("all replicas in sync", lambda: _ends_in_sync(cluster, workload), SETTLE_TIMEOUT_S)
     first_values = drain(workload, ends)
+    if record is not None:
+        record(workload)
     cluster.stop()
     record_replicas(cluster, workload, first_values)
 
 
 def _ends_in_sync(cluster: Cluster, workload: Workload) -> dict[int, int] | None:
-    """Return the end of each partition once every replica of each has caught up."""
+    """Return the end of each partition once every replica of each has all records."""
     client = HttpClient(cluster.http_addresses)
-    answer = client.get(f"/topics/{workload.topic}")
-    client.close()
-    if not answer.is_ok:
-        return None
-    partitions = answer.body["partitions"]
-    if any(sorted(one["in_sync_replicas"] or ()) != sorted(one["replicas"]) for one in partitions):
-        return None
-    return {one["partition_id"]: one["end_offset"] for one in partitions}
+    try:
+        answer = client.get(f"/topics/{workload.topic}")
+        if not answer.is_ok:
+            return None
+        ends = {one["partition_id"]: one["end_offset"] for one in answer.body["partitions"]}
+        return ends if all(_is_level(client, workload.topic, partition) for partition in ends) else None
+    finally:
+        client.close()
+
+
+def _is_level(client: HttpClient, topic: str, partition: int) -> bool:
+    """Report whether all replicas of a partition have all records; those in sync may lag a little."""
+    answer = client.get(f"/explain?topic={topic}&partition_id={partition}")
+    return answer.is_ok and all(one["lag_records"] == 0 for one in answer.body["explanation"]["replicas"])
 
 
 def drain(workload: Workload, ends: dict[int, int]) -> dict[str, str]:

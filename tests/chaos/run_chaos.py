@@ -38,8 +38,9 @@ from chaos_nemesis import Nemesis
 from chaos_network import Network
 from chaos_sdk import SdkConsumer, SdkProducer
 from chaos_settlement import settle, verify_files, verify_metadata
+from chaos_shared import MemberKeeper, WorkerKeeper, merge_histories, record_queue
 
-from quiver.testing.history import CheckResult, Recorder, check_history, parse_history
+from quiver.testing.history import CheckResult, Recorder, check_history
 
 TOPIC = "chaos"
 PARTITIONS = 3
@@ -53,6 +54,8 @@ CLIENTS: tuple[tuple[type[Client], int], ...] = (
     (SdkConsumer, 1),
     (EndWatcher, 1),
     (TopicMaker, 2),
+    (WorkerKeeper, 2),
+    (MemberKeeper, 3),
 )
 """Who is at work, and how many of each."""
 
@@ -88,9 +91,15 @@ class Run:
         self.cluster = cluster
         self.path = cluster.directory / "history.jsonl"
         self._stream = self.path.open("w")
-        self.workload = Workload(Recorder(self._stream), cluster.http_addresses, TOPIC, PARTITIONS)
+        self._processes = cluster.directory / "processes"
+        self._processes.mkdir()
+        self.workload = Workload(Recorder(self._stream), cluster.http_addresses, TOPIC, PARTITIONS, self._processes)
         self._seed = seed
         self._clients = clients
+
+    @property
+    def _has_workers(self) -> bool:
+        return any(kind is WorkerKeeper for kind, _ in self._clients)
 
     def begin(self) -> None:
         """Create the topic and let the clients loose."""
@@ -109,10 +118,9 @@ class Run:
 
     def finish(self, nemesis: Nemesis | None = None, database: str = "") -> Report:
         """Heal, drain, compare, check the history."""
-        settle(self.cluster, self.workload)
+        settle(self.cluster, self.workload, record_queue if self._has_workers else None)
         self._stream.close()
-        with self.path.open() as lines:
-            verdict = check_history(parse_history(lines))
+        verdict = check_history(merge_histories([self.path, *sorted(self._processes.glob("*.jsonl"))]))
         verify_files(self.cluster)
         report = Report(verdict, self.workload.surprises, self.workload.sdk_failures)
         report.metadata = verify_metadata(self.cluster, database)
