@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from quiver.errors import ConfigError, NotFoundError, RequestError
+from quiver.model import LABEL_PATTERN
 from quiver.security.secrets import CredentialSource, PasswordSource, Secret, TokenSource, parse_secret
 
 DEFAULT_URL: Final = "http://127.0.0.1:8002"
@@ -44,7 +45,6 @@ VARIABLES: Final = frozenset((URL_VARIABLE, CONTEXT_VARIABLE, USER_VARIABLE, *_F
 """The environment variables of clients; a node ignores them."""
 
 FILE_VERSION: Final = 1
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
@@ -315,7 +315,7 @@ def add_context(name: str, context: Context, *, is_used: bool) -> None:
     Raises:
         RequestError: the name or the addresses are not valid.
     """
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(LABEL_PATTERN, name):
         raise RequestError(f"bad name {name[:80]!r}: use letters, digits, dots, dashes, underscores", code="bad_name")
     _combine([(f"context {name!r}", context)])
     files = {field: os.path.abspath(path) for field in _FILE_VARIABLES if (path := getattr(context, field))}

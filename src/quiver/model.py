@@ -16,6 +16,8 @@ from msgspec import Meta
 TOPIC_NAME_LENGTH_MAX = 200
 TOPIC_NAME_PATTERN = rf"(?!\.{{1,2}}$)[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}"
 """The names of topics; they are parts of paths, so `.` and `..` are none."""
+LABEL_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""The names that people give to things in files of their own: contexts, keys of encryption."""
 
 ID_MAX = 1 << 53
 """The highest id: the largest number that every JSON program reads exactly."""

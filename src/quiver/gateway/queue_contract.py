@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from quiver.gateway.contract import (
     MESSAGES_MAX,
     WAIT_MS_MAX,
     Answer,
-    Headers,
-    HeadersBase64,
+    MessageItem,
     Name,
     Parameters,
     TopicName,
@@ -44,21 +42,12 @@ class ReceiveBody(Parameters, frozen=True):
     ] = None
 
 
-class JobItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobItem(MessageItem, frozen=True):
     """A leased message; its value is in `message` if it is text, else in `message_b64`."""
 
     receipt: Receipt
     attempt: Annotated[int, Meta(description="How often it has been delivered, this time included.")]
     lease_ms: Annotated[int, Meta(description="Time until it is delivered again unless it is acknowledged.")]
-    partition_id: int
-    offset: int
-    timestamp: Annotated[int, Meta(description="Milliseconds since 1970-01-01 UTC.")]
-    message: str | UnsetType | None = UNSET
-    message_b64: str | UnsetType = UNSET
-    key: str | UnsetType = UNSET
-    key_b64: str | UnsetType = UNSET
-    headers: Headers | UnsetType = UNSET
-    headers_b64: HeadersBase64 | UnsetType = UNSET
 
 
 class JobsAnswer(Answer, frozen=True):

@@ -23,13 +23,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from quiver.errors import ConfigError, DecodeError, RequestError
+from quiver.model import LABEL_PATTERN
 
 KEY_BYTES: Final = 32
 KEYS_MAX: Final = 64
 COMMAND_TIMEOUT_S: Final = 30
 _NONCE_BYTES: Final = 12
 _TEXT_BYTES_MAX: Final = 64 * 1024
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -98,7 +98,7 @@ def make_key_line(name: str) -> str:
     Raises:
         RequestError: the name is not valid.
     """
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(LABEL_PATTERN, name):
         raise RequestError(f"{name!r} is no name of a key: use letters, digits, '.', '_' and '-', at most 64")
     return f"{name} {os.urandom(KEY_BYTES).hex()}"
 
@@ -130,7 +130,7 @@ def _parse_line(line: str, source: str) -> tuple[str, bytes]:
         key = bytes.fromhex(words[1]) if len(words) == 2 else b""
     except ValueError:
         key = b""
-    if len(key) != KEY_BYTES or not _NAME.fullmatch(words[0]):
+    if len(key) != KEY_BYTES or not re.fullmatch(LABEL_PATTERN, words[0]):
         raise ConfigError(
             f"{source}: it must be the name of a key and {2 * KEY_BYTES} hexadecimal digits, as `quiver security key` "
             "makes it",
