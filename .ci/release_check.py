@@ -50,6 +50,8 @@ def main(pythons: list[str]) -> int:
         wrong.append("no Python was found to install it with")
     for sentence in wrong:
         print(f"error: {sentence}", file=sys.stderr)
+    if f"\n## [{version}] - unreleased\n" in (ROOT / "CHANGELOG.md").read_text():
+        print(f"note: CHANGELOG.md has no date for {version} yet; set it in the commit that is tagged")
     if not wrong:
         print(f"{version}: reproducible, and works on {len(pythons)} versions of Python; see {DIST}")
     return 1 if wrong else 0
@@ -59,8 +61,11 @@ def find_wrong_versions(version: str) -> list[str]:
     """Return a sentence for each place that has another version than pyproject.toml."""
     wrong = []
     changes = (ROOT / "CHANGELOG.md").read_text()
-    if f"\n## [{version}]" not in changes:
+    heading = re.search(rf"^## \[{re.escape(version)}\](.*)$", changes, flags=re.MULTILINE)
+    if not heading:
         wrong.append(f"CHANGELOG.md has no section for {version}: rename [Unreleased], or raise the version")
+    elif not re.fullmatch(r" - (\d{4}-\d\d-\d\d|unreleased)", heading[1]):
+        wrong.append(f"CHANGELOG.md: {heading[0]!r} must end with ' - YYYY-MM-DD', or with ' - unreleased' until then")
     unreleased = re.search(r"\n## \[Unreleased\]\n(.*?)(?=\n## \[|\Z)", changes, flags=re.DOTALL)
     if unreleased and unreleased[1].strip():
         wrong.append(f"CHANGELOG.md has changes under [Unreleased], which a release of {version} would not name")

@@ -48,7 +48,15 @@ def test_changes_that_no_release_names_are_found(check: Any, tmp_path: Path) -> 
     assert "under [Unreleased]" in wrong
 
 
-def test_places_of_the_version_exist() -> None:
+def test_version_before_its_release_has_a_section_without_a_date(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "CHANGELOG.md").write_text(CHANGES.replace("2030-01-01", "unreleased"))
+    assert check.find_wrong_versions("1.2.0") == []
+    (tmp_path / "CHANGELOG.md").write_text(CHANGES.replace("2030-01-01", "soon"))
+    (wrong,) = check.find_wrong_versions("1.2.0")
+    assert "'## [1.2.0] - soon' must end with ' - YYYY-MM-DD'" in wrong
+
+
+def test_tree_has_one_version_and_its_section_of_the_changelog() -> None:
     spec = importlib.util.spec_from_file_location("release_check", ROOT / ".ci" / "release_check.py")
     assert spec is not None
     assert spec.loader is not None
@@ -56,5 +64,5 @@ def test_places_of_the_version_exist() -> None:
     spec.loader.exec_module(module)
     from quiver import __version__
 
-    # The changelog gets its section when a release is made; the other places agree at any time.
-    assert [one for one in module.find_wrong_versions(__version__) if not one.startswith("CHANGELOG.md")] == []
+    assert module.find_wrong_versions(__version__) == []
+    assert any("no section for 99.0.0" in one for one in module.find_wrong_versions("99.0.0"))
