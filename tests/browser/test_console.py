@@ -28,6 +28,7 @@ ROUTES = {
     "cluster/settings": "Cluster",
     "cluster/explain/orders/0": "Cluster",
     "cluster/audit": "Cluster",
+    "access": "Access",
     "pipelines": "Pipelines",
 }
 """Every page and its heading."""

@@ -7,12 +7,16 @@ import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from chromium import find_axe
 from console_page import PATIENCE_MS
 from playwright.sync_api import Browser, Page, expect
 from secured_cluster import SecuredCluster, secured_cluster
+
+LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,23 @@ def page(browser: Browser, secured: SecuredCluster) -> Iterator[Page]:
     opened.goto(f"{secured.url}/console")
     yield opened
     context.close()
+
+
+@pytest.fixture
+def admin(page: Page, secured: SecuredCluster) -> Page:
+    """A page of the administrator."""
+    log_in(page, secured.secrets[0])
+    expect(page.locator(".health")).to_be_visible()
+    return page
+
+
+def confirm(page: Page, typed: str, button: str) -> None:
+    """Type the name that a dialog asks for, and go on; anything else must not do."""
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button", name=button, exact=True)).to_be_disabled()
+    dialog.get_by_label(f"Type {typed} to confirm").fill(typed)
+    dialog.get_by_role("button", name=button, exact=True).click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
 
 
 def log_in(page: Page, token: str) -> None:
@@ -79,6 +100,141 @@ def test_user_sees_and_does_what_the_api_allows(page: Page, secured: SecuredClus
     page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("may not delete topic orders")
     assert "orders" in secured.must("GET", "/topics")["topics"]
+
+
+# -- users, grants and quotas ------------------------------------------------------------------------
+
+
+def test_user_is_created_gets_a_token_and_is_deleted(admin: Page, secured: SecuredCluster) -> None:
+    admin.get_by_role("link", name="Access").click()
+    admin.get_by_role("button", name="Create user").click()
+    admin.get_by_label("Name").fill("temp")
+    admin.get_by_role("dialog").get_by_role("button", name="Create", exact=True).click()
+    expect(admin.locator("h2.name")).to_contain_text("temp")
+
+    admin.get_by_role("button", name="Create token").click()
+    admin.get_by_label("Valid for").fill("2d")
+    admin.get_by_role("dialog").get_by_role("button", name="Create", exact=True).click()
+    secret = admin.locator("[data-secret]").inner_text()
+    assert secured.call("GET", "/console/session", token=secret)[1]["principal"] == "user:temp"
+    admin.get_by_role("button", name="I have it").click()
+    token_id = secret.split("_")[1]
+    tokens = admin.get_by_role("region", name="Tokens")
+    expect(tokens).to_contain_text(token_id)
+    expect(tokens).to_contain_text("soon")
+    kept = "JSON.stringify([document.body.innerHTML, {...localStorage}, {...sessionStorage}, location.href])"
+    assert secret.split("_")[2] not in admin.evaluate(kept), "the secret is shown once and kept nowhere"
+
+    admin.get_by_role("button", name=f"Revoke {token_id}").click()
+    confirm(admin, token_id, "Revoke")
+    expect(admin.get_by_text("Tokens: none")).to_be_visible()
+    assert secured.call("GET", "/console/session", token=secret)[0] == 401
+
+    admin.get_by_role("button", name="Disable user").click()
+    admin.get_by_role("dialog").get_by_role("button", name="Disable", exact=True).click()
+    expect(admin.locator("h2.name")).to_contain_text("disabled")
+    admin.get_by_role("button", name="Delete user").click()
+    confirm(admin, "temp", "Delete")
+    expect(admin.get_by_role("table", name="Users")).to_be_visible()
+    expect(admin.get_by_role("link", name="temp", exact=True)).to_have_count(0)
+    assert "temp" not in [one["user"] for one in secured.must("GET", "/users")["users"]]
+
+
+def test_grant_is_added_tested_and_removed(admin: Page, secured: SecuredCluster) -> None:
+    secured.must("POST", "/users", {"user": "reader"})
+    admin.goto(f"{secured.url}/console#/access/users/reader")
+    admin.get_by_role("button", name="Add grant").click()
+    dialog = admin.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("ord")
+    dialog.get_by_label("All names that begin with it").check()
+    expect(dialog).to_contain_text("user:reader may read topics ord*.")
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    expect(admin.get_by_role("region", name="Grants")).to_contain_text("topics ord*")
+
+    admin.get_by_role("link", name="Test what reader may do").click()
+    admin.get_by_label("Name", exact=True).fill("orders")
+    admin.get_by_role("button", name="Test", exact=True).click()
+    verdict = admin.locator(".verdict")
+    expect(verdict).to_contain_text("reader may read topic orders: user:reader may read topics ord*")
+    admin.get_by_label("Wants to").select_option("delete")
+    expect(verdict).to_have_count(0)
+    admin.get_by_role("button", name="Test", exact=True).click()
+    expect(verdict).to_contain_text("reader may not delete topic orders: no grant allows user:reader to")
+
+    admin.get_by_role("link", name="Grants", exact=True).click()
+    admin.get_by_role("button", name="Remove grant: user:reader may read topics ord*").click()
+    confirm(admin, "user:reader", "Remove")
+    expect(admin.get_by_role("button", name="Remove grant: user:reader")).to_have_count(0)
+    assert secured.must("GET", "/acls?subject=user:reader")["grants"] == []
+
+
+def test_role_and_quota_are_set_and_taken_away(admin: Page, secured: SecuredCluster) -> None:
+    secured.must("POST", "/users", {"user": "driver"})
+    admin.goto(f"{secured.url}/console#/access/roles")
+    admin.get_by_role("button", name="Create role").click()
+    admin.get_by_label("Name").fill("night-shift")
+    admin.get_by_role("dialog").get_by_role("button", name="Create", exact=True).click()
+    expect(admin.get_by_role("region", name="Roles")).to_contain_text("night-shift")
+    admin.goto(f"{secured.url}/console#/access/users/driver")
+    admin.get_by_role("button", name="Give a role").click()
+    admin.get_by_label("Role", exact=True).select_option("night-shift")
+    admin.get_by_role("dialog").get_by_role("button", name="Give", exact=True).click()
+    admin.get_by_role("button", name="Take away role night-shift").click()
+    confirm(admin, "driver", "Take away")
+    expect(admin.get_by_text("Roles: none")).to_be_visible()
+
+    admin.get_by_role("link", name="Quotas").click()
+    admin.get_by_role("button", name="Set quota").click()
+    admin.get_by_label("Subject").fill("user:driver")
+    admin.get_by_label("Bytes in per second").fill("1MiB")
+    admin.get_by_label("Topics owned").fill("3")
+    admin.get_by_role("dialog").get_by_role("button", name="Set", exact=True).click()
+    quotas = admin.get_by_role("region", name="Quotas")
+    expect(quotas).to_contain_text("Bytes in per second: 1.00 MiB; Topics owned: 3")
+    (quota,) = secured.must("GET", "/quotas?subject=user:driver")["quotas"]
+    assert quota["limits"] == {"bytes_in_per_second": 1 << 20, "topics_max": 3}
+    admin.get_by_role("button", name="Remove quota of user:driver").click()
+    confirm(admin, "user:driver", "Remove")
+    expect(quotas).to_have_count(0)
+    admin.get_by_role("link", name="Roles", exact=True).click()
+    admin.get_by_role("button", name="Delete role night-shift").click()
+    confirm(admin, "night-shift", "Delete")
+    expect(admin.get_by_role("region", name="Roles")).not_to_contain_text("night-shift")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_of_access_are_accessible_and_fit_on_a_phone(admin: Page, secured: SecuredCluster, theme: Any) -> None:
+    axe = find_axe()
+    if not axe:
+        pytest.skip("axe-core cannot be had from the package registry: install npm, or check the connection")
+    admin.emulate_media(color_scheme=theme)
+    admin.set_viewport_size({"width": 360, "height": 740})
+    for tab in ("users", "users/admin", "tokens", "roles", "grants", "quotas", "test/admin"):
+        admin.goto(f"{secured.url}/console#/access/{tab}")
+        expect(admin.locator("main h1")).to_have_text("Access")
+        expect(admin.locator(".loading")).to_have_count(0)
+        expect(admin.locator("main h2").first).to_be_visible()
+        admin.evaluate(axe)
+        options = {"runOnly": {"type": "tag", "values": LEVELS}}
+        result = admin.evaluate("options => axe.run(document, options)", options)
+        assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in result["violations"]] == [], tab
+        wide = admin.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{tab} is {wide} pixels too wide"
+
+
+def test_who_is_no_administrator_sees_what_is_missing_and_tests_itself(page: Page, secured: SecuredCluster) -> None:
+    _, token = add_user(secured, "intern", verb="read", kind="topic", name="orders")
+    log_in(page, token)
+    page.goto(f"{secured.url}/console#/access")
+    expect(page.get_by_role("alert").filter(has_text="may not admin the cluster")).to_be_visible()
+    page.get_by_role("link", name="Test access").click()
+    page.get_by_label("User").fill("intern")
+    page.get_by_label("Name", exact=True).fill("orders")
+    page.get_by_role("button", name="Test", exact=True).click()
+    expect(page.locator(".verdict")).to_contain_text("intern may read topic orders")
+    page.get_by_label("User").fill("admin")
+    page.get_by_role("button", name="Test", exact=True).click()
+    expect(page.get_by_role("alert").filter(has_text="may not")).to_be_visible()
 
 
 def test_stream_ends_when_its_token_is_revoked(secured: SecuredCluster) -> None:

@@ -1,6 +1,7 @@
 /** The console: its frame, the menu, and which page is shown. */
 
 import { html, render, useEffect, useState } from "./dom.js";
+import { AccessPage } from "./page-access.js";
 import { ClusterPage } from "./page-cluster.js";
 import { ConsumersPage } from "./page-consumers.js";
 import { OverviewPage } from "./page-overview.js";
@@ -11,7 +12,7 @@ import { begin, login, logout, place, session, streamError, update } from "./sta
 import { useStore } from "./store.js";
 import { Field, Form, Messages } from "./ui.js";
 
-const MENU = [["", "Overview"], ["topics", "Topics"], ["consumers", "Consumers"], ["cluster", "Cluster"], ["pipelines", "Pipelines"]];
+const MENU = [["", "Overview"], ["topics", "Topics"], ["consumers", "Consumers"], ["cluster", "Cluster"], ["access", "Access"], ["pipelines", "Pipelines"]];
 const THEME_KEY = "quiver-theme";
 
 /** Return the parts of the page's address after the #. */
@@ -52,6 +53,7 @@ function Page({ route }) {
   if (name === "topics") return html`<${TopicsPage} />`;
   if (name === "consumers") return html`<${ConsumersPage} kind=${first ?? ""} name=${second ?? ""} />`;
   if (name === "cluster") return html`<${ClusterPage} tab=${first || "nodes"} about=${route.slice(2)} />`;
+  if (name === "access") return html`<${AccessPage} tab=${first || "users"} name=${second ?? ""} />`;
   if (name === "pipelines") return html`<${PipelinesPage} />`;
   return html`<h1>There is no such page</h1><p><a href="#/">Go to the overview.</a></p>`;
 }
