@@ -378,7 +378,7 @@ def _seen_groups(permissions: Permissions, view: View, found: group_messages.Gro
         is_own = row is not None and row.owner == permissions.owner
         if is_own or permissions.allows(Verb.READ, ResourceKind.CONSUMER, one.group):
             seen.append(one)
-    return group_messages.GroupsFound(groups=tuple(seen))
+    return msgspec.structs.replace(found, groups=tuple(seen))
 
 
 def _seen_holds(permissions: Permissions, _: View, found: admin_messages.HoldsFound) -> Response:

@@ -77,13 +77,16 @@ class ResetTarget(msgspec.Struct, frozen=True, kw_only=True):
 async def find_groups(router: Router) -> list[GroupInfo]:
     """Return all groups, sorted by name."""
     await _catch_up(router)
-    return list((await router.ask(DescribeGroups(), deadline=router.deadline()))[0].groups)
+    found, _ = await router.ask(DescribeGroups(), deadline=router.deadline())
+    router.cache.record_index(found.index)
+    return list(found.groups)
 
 
 async def find_group(router: Router, group: str) -> GroupInfo:
     """Return a group; raise `NotFoundError` if there is none of that name."""
     await _catch_up(router)
     found, _ = await router.ask(DescribeGroups(groups=(group,)), deadline=router.deadline())
+    router.cache.record_index(found.index)  # leaders that have not applied it yet catch up before they answer
     if not found.groups:
         message = f"not done: unknown group {group!r}; `quiver group list` shows all groups"
         raise NotFoundError(message, code="unknown_group")

@@ -104,7 +104,7 @@ async def open_group(
     if not group:
         raise RequestError("not done: a queue needs the name of its group: pass group=...", code="no_group_name")
     await router.find_topic(topic, deadline=deadline)
-    await _catch_up(router, deadline=deadline)  # also for a known group: leaders that lag do not know it yet
+    await _catch_up(router, deadline=deadline)
     known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
     is_queue = known is not None and known.kind == "queue"
     if known is not None:
@@ -197,8 +197,15 @@ async def _start_at_end(router: Router, topic: str, group_id: ConsumerId, *, dea
 async def find_group(router: Router, group: str, *, deadline: Deadline, on_behalf_of: str = "") -> GroupInfo | None:
     """Return a group by its name; None if there is none."""
     request = DescribeGroups(groups=(group,), with_members=False, on_behalf_of=on_behalf_of)
+    groups = await _ask_groups(router, request, deadline=deadline)
+    return groups[0] if groups else None
+
+
+async def _ask_groups(router: Router, request: DescribeGroups, *, deadline: Deadline) -> tuple[GroupInfo, ...]:
+    """Return groups; leaders that have not applied them yet catch up before they answer what is asked next."""
     found, _ = await router.ask(request, deadline=deadline)
-    return found.groups[0] if found.groups else None
+    router.cache.record_index(found.index)
+    return found.groups
 
 
 async def find_queue(router: Router, group: str, *, deadline: Deadline, on_behalf_of: str = "") -> GroupInfo:
@@ -220,8 +227,8 @@ async def find_queue(router: Router, group: str, *, deadline: Deadline, on_behal
 async def list_queues(router: Router, *, deadline: Deadline) -> list[QueueDescription]:
     """Return all queues, sorted by name, without their partitions."""
     await _catch_up(router, deadline=deadline)
-    found, _ = await router.ask(DescribeGroups(with_members=False), deadline=deadline)
-    return [_describe(one) for one in found.groups if one.kind == "queue"]
+    groups = await _ask_groups(router, DescribeGroups(with_members=False), deadline=deadline)
+    return [_describe(one) for one in groups if one.kind == "queue"]
 
 
 async def describe_queue(router: Router, group: str, *, deadline: Deadline) -> QueueDescription:

@@ -49,7 +49,8 @@ def describe_groups(view: View, asked: DescribeGroups) -> GroupsFound:
         known = (view.consumer(name) for name in dict.fromkeys(asked.groups) if name)
         found = (row for row in known if row is not None)
     ordered = sorted(found, key=lambda row: row.request_id)
-    return GroupsFound(groups=tuple(_group(view, row, with_members=asked.with_members) for row in ordered))
+    groups = tuple(_group(view, row, with_members=asked.with_members) for row in ordered)
+    return GroupsFound(groups=groups, index=view.index)
 
 
 def _group(view: View, consumer: ConsumerRow, *, with_members: bool) -> GroupInfo:

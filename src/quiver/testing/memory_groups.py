@@ -195,7 +195,8 @@ class MemoryGroups:
     def _describe(self, request: wire.DescribeGroups) -> wire.GroupsFound:
         names = sorted({name for name, _ in self._cluster.consumers.values() if name})
         wanted = [name for name in names if request.groups is None or name in request.groups]
-        return wire.GroupsFound(groups=tuple(self._info(name, with_members=request.with_members) for name in wanted))
+        groups = tuple(self._info(name, with_members=request.with_members) for name in wanted)
+        return wire.GroupsFound(groups=groups, index=Index(self._cluster.index))
 
     def _info(self, name: str, *, with_members: bool) -> wire.GroupInfo:
         group_id, topics = next(

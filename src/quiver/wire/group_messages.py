@@ -201,6 +201,8 @@ class GroupsFound(Response, frozen=True):
     """Groups, sorted by name."""
 
     groups: tuple[GroupInfo, ...] = ()
+    index: Index = Index(0)
+    """The metadata index that they are of: a leader that has not applied it may not know them yet."""
 
 
 class DescribeGroups(Request[GroupsFound], frozen=True, tag="describe_groups"):

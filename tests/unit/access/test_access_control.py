@@ -315,8 +315,8 @@ def test_groups_belong_to_their_owner_and_joining_needs_to_read_the_topics(world
     identity = ConnectionIdentity(user_principal("bob"))
     _, keep = world.control.check(identity, DescribeGroups(), memoryview(b""))
     assert keep is not None
-    found = GroupsFound(groups=(GroupInfo(group="billing", group_id=one),))
-    assert world.control.filter(identity, keep, found) == GroupsFound()
+    found = GroupsFound(groups=(GroupInfo(group="billing", group_id=one),), index=Index(9))
+    assert world.control.filter(identity, keep, found) == GroupsFound(index=Index(9))
     assert world.control.filter(ConnectionIdentity(user_principal("alice")), keep, found) == found
 
 

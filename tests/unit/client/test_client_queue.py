@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from client_world import World
 from quiver.client.cluster import AsyncCluster
 from quiver.client.queue import AsyncQueue
 from quiver.errors import ConflictError, FencedError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
+from quiver.model import Buffer
 from quiver.record.queue_headers import DEAD_ATTEMPTS_HEADER, DEAD_OFFSET_HEADER, DEAD_REASON_HEADER
 from quiver.testing.memory_cluster import CallFaults
+from quiver.wire.group_messages import DescribeGroups, JoinGroup
+from quiver.wire.queue_messages import QueueReceive
+from quiver.wire.requests import R, Request
 
 
 async def fill(cluster: AsyncCluster, count: int, *, partitions: int = 1) -> None:
@@ -450,6 +455,36 @@ def test_settings_are_those_of_the_first_and_others_are_refused() -> None:
             assert [(one.group, one.topics, one.settings.lease_ms) for one in await cluster.queues()] == [
                 ("workers", ("jobs",), 8000)
             ]
+
+    world.run(scenario())
+
+
+def test_receive_names_the_index_of_a_group_that_another_worker_creates_meanwhile() -> None:
+    world = World()
+    received: list[int] = []
+    created: list[int] = []
+
+    class Racing:
+        """Lets another worker create the group just before this one looks for it."""
+
+        async def call(
+            self, address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+        ) -> tuple[R, memoryview]:
+            if isinstance(request, DescribeGroups) and not created:
+                joining = JoinGroup(group="workers", topics=("jobs",), kind="queue")
+                created.append((await world.cluster.call(address, joining, timeout_ms=timeout_ms))[0].index)
+            if isinstance(request, QueueReceive):
+                received.append(request.known_index)
+            return await world.cluster.call(address, request, payload, timeout_ms=timeout_ms)
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 1)
+        async with AsyncCluster(("node-1:9002",), transport=Racing(), clock=world.clock, rng=world.rng) as cluster:
+            queue = await cluster.queue("jobs", group="workers")
+            assert await drain(queue) == [0]
+            assert created
+            assert min(received) >= created[0]  # a leader that lags behind catches up before it judges the group
 
     world.run(scenario())
 
