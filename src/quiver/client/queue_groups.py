@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -137,14 +138,11 @@ async def _register(router: Router, request: ConfigureGroup, *, is_configuring: 
         on_behalf_of=request.on_behalf_of,
     )
     if is_configuring:
-        try:
-            return await _configure(router, request, deadline=deadline)
-        except NotAllowedError:
-            await router.ask(joining, deadline=deadline)
+        with suppress(NotAllowedError):
             return await _configure(router, request, deadline=deadline)
     joined, _ = await router.ask(joining, deadline=deadline)
-    router.cache.record_index(joined.index)
-    return joined.group_id
+    router.cache.record_index(joined.index)  # whoever is asked next knows the owner
+    return await _configure(router, request, deadline=deadline) if is_configuring else joined.group_id
 
 
 async def _configure(router: Router, request: ConfigureGroup, *, deadline: Deadline) -> ConsumerId:

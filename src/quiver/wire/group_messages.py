@@ -227,6 +227,7 @@ class ConfigureGroup(Request[GroupConfigured], frozen=True, tag="configure_group
     """Change a group's settings; with `topics`, create it if it does not exist, or register further topics for it."""
 
     response = GroupConfigured
+    waits_for_index = True  # the owner of a group decides, and a node that does not know the group knows none
     _idempotent = True
 
     group: Name
@@ -241,6 +242,7 @@ class DeleteGroup(Request[Done], frozen=True, tag="delete_group"):
     """Delete a group with its cursors; refused as `group_active` while it has members, unless it is forced."""
 
     response = Done
+    waits_for_index = True
     _repeatable = False
 
     group: Name
@@ -264,6 +266,7 @@ class RestartGroup(Request[GroupRestarted], frozen=True, tag="restart_group"):
     """
 
     response = GroupRestarted
+    waits_for_index = True
 
     group: Name
     pause_ms: Annotated[int, Meta(ge=0, le=PAUSE_MS_MAX)] = 0

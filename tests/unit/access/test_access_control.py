@@ -172,6 +172,13 @@ def test_every_request_has_a_rule() -> None:
     assert set(AUDITED) <= set(RULES)
 
 
+def test_owner_of_a_group_that_was_created_just_now_is_known_to_who_decides() -> None:
+    """A node that lags behind the creator's index catches up first: without the group's row it would deny it."""
+    decided = {kind for kind, rule in RULES.items() if rule is RULES[ConfigureGroup]}
+    assert decided == {ConfigureGroup, DeleteGroup, RestartGroup}
+    assert all(kind.waits_for_index for kind in decided)
+
+
 @pytest.mark.parametrize("kind", get_args(AnyRequest), ids=lambda kind: kind.__name__)
 def test_nobody_without_credentials_may_do_anything_but_authenticate(
     kind: type[Request[Any]], world: World, example: Callable[[type[Request[Any]]], Request[Any]]
