@@ -25,7 +25,7 @@ from typing import Any, Self
 import msgspec
 
 from quiver import __version__
-from quiver.access import AccessControl, AccessRequests, AuditLog, Authenticator
+from quiver.access import AccessControl, AccessRequests, AuditLog, Authenticator, SharedCatchUp
 from quiver.access.first_admin import create_first_admin
 from quiver.access.provider import IdentityProvider
 from quiver.addresses import format_address, parse_address
@@ -200,6 +200,7 @@ class Node:
             audit=self._audit,
             is_open=is_open,
             provider=self._provider,
+            catch_up=SharedCatchUp(lambda: self._router.catch_up(), environment.clock),  # noqa: PLW0108 - opened later
         )
         self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access, self._quotas)
         environment.turns.weigh(FlowWeights(self._store, self._quotas))

@@ -103,8 +103,6 @@ def test_nobody_works_on_anothers_queue(secure: SecuredCluster, alice: str, bob:
 
 def test_user_of_a_topic_may_make_a_queue_with_settings(secure: SecuredCluster) -> None:
     token_file = secure.add_user("dave", (Verb.READ, "logs."), (Verb.WRITE, "logs."))
-    token = read_secret(token_file).reveal()
-    wait_until(lambda: all(secure.call("GET", "/topics", token=token, node=node)[0] == 200 for node in (1, 2)))
     with secure.connect(token_file) as cluster:
         with secure.admin() as admin:
             admin.create_topic("logs.dave", partitions=1)
@@ -163,6 +161,22 @@ def _send_until_refused(secure: SecuredCluster, cluster: quiver.Cluster, token: 
         producer.send(b"x").result()
         secure.must("DELETE", f"/tokens/{token.split('_')[1]}")
         wait_until(lambda: producer.send(b"y").result() is None)  # until this raises
+
+
+def test_new_token_works_at_once_on_every_node(secure: SecuredCluster) -> None:
+    """Also on those that have not applied it yet."""
+    secure.must("POST", "/users", {"user": "frank"})
+    for _ in range(3):
+        made = secure.must("POST", "/tokens", {"user": "frank"})
+        assert [secure.call("GET", "/topics", token=made["token"], node=node)[0] for node in (1, 2)] == [200, 200]
+        secure.must("DELETE", f"/tokens/{made['token_id']}")
+        with secure.admin() as admin:
+            path = secure.add_token(admin, "frank")
+        for url in reversed(secure.local.urls):
+            with secure.connect(path, url=url) as cluster:
+                assert "quiver.audit" not in cluster.list_topics()
+        token_id = read_secret(path).reveal().split("_")[1]
+        secure.must("DELETE", f"/tokens/{token_id}")
 
 
 def test_sdk_without_credentials_gets_nothing(secure: SecuredCluster) -> None:

@@ -10,5 +10,6 @@ from quiver.access.authentication import Authenticator
 from quiver.access.control import AccessControl
 from quiver.access.requests import AccessRequests
 from quiver.access.rules import RULES
+from quiver.access.shared_catch_up import SharedCatchUp
 
-__all__ = ["RULES", "AccessControl", "AccessRequests", "AuditEvent", "AuditLog", "Authenticator"]
+__all__ = ["RULES", "AccessControl", "AccessRequests", "AuditEvent", "AuditLog", "Authenticator", "SharedCatchUp"]

@@ -4,6 +4,10 @@ An unknown id, a wrong secret, an expired token and a disabled user get the same
 is not one of the cluster's is one of its identity provider, if it has one: the answer says what is wrong with it, since
 its holder can read it. Failures are limited per host with a token bucket: when it is empty, nothing is checked. Every
 attempt is in the audit log.
+
+A token that this node does not accept may be one that it has not applied yet: it catches up with the primary before it
+refuses one (`SharedCatchUp`), whatever is wrong with it, so that the time tells nothing. Until then it counts as a
+failure of its host.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from quiver.access.audit import AUTHENTICATE, AuditEvent, AuditLog
 from quiver.access.first_admin import is_missing
 from quiver.access.json_web_tokens import BadJwtError, UnknownKeyError
 from quiver.access.provider import IdentityProvider
+from quiver.access.shared_catch_up import SharedCatchUp
 from quiver.addresses import parse_address
 from quiver.clock import Clock
 from quiver.errors import NotAllowedError, OverloadedError, RequestError, UnavailableError
@@ -46,6 +51,10 @@ KEYS_UNKNOWN = "keys_unknown"
 _NO_TOKEN = Token("", "0" * HASH_LENGTH, "")
 
 
+class UnappliedTokenError(NotAllowedError):
+    """A token is not accepted by what this node knows now: catch up, then check it again."""
+
+
 class Authenticator:
     """Authenticate connections by this node's copy of the metadata."""
 
@@ -57,8 +66,10 @@ class Authenticator:
         audit: AuditLog,
         is_open: bool = True,
         provider: IdentityProvider | None = None,
+        catch_up: SharedCatchUp | None = None,
     ) -> None:
         self._provider = provider
+        self._shared_catch_up = catch_up
         if provider is not None:
             provider.on_change = self._forget
         self._view = view
@@ -83,16 +94,19 @@ class Authenticator:
     # -- on the wire -----------------------------------------------------------------------------
 
     async def _authenticate(self, caller: Caller, request: Authenticate, _: memoryview) -> Answer:
-        identity = caller.identity
+        identity, request_id = caller.identity, str(caller.correlation_id or "")
         try:
-            self._log_in(identity, request.token, str(caller.correlation_id or ""))
+            self._log_in(identity, request.token, request_id, is_final=False)
+        except UnappliedTokenError:
+            await self.catch_up(caller.address)
+            self._log_in(identity, request.token, request_id)
         except UnavailableError as error:
             if self._provider is None or error.code != KEYS_UNKNOWN:
                 raise
             with suppress(TimeoutError):
                 async with timeout(caller.wait_ms(self._clock.monotonic_ms()) / 1_000):
                     await self._provider.wait_read()
-            self._log_in(identity, request.token, str(caller.correlation_id or ""))
+            self._log_in(identity, request.token, request_id)
         expires_ms = None if identity.credential is None else identity.credential.expires_ms
         return Authenticated(principal=str(identity.principal), expires_ms=expires_ms), ()
 
@@ -141,7 +155,21 @@ class Authenticator:
 
     # -- tokens ----------------------------------------------------------------------------------
 
-    def _log_in(self, identity: ConnectionIdentity, text: str, request_id: str) -> None:
+    async def catch_up(self, address: str) -> None:
+        """Wait, within bounds, until this node has applied the tokens that there are now.
+
+        The token for which it waits counts as a failure of its host meanwhile: many tokens at a time are limited as
+        many in a row are.
+        """
+        if self._shared_catch_up is None:
+            return
+        self._count_failures(address, 1)
+        try:
+            await self._shared_catch_up.wait()
+        finally:
+            self._count_failures(address, -1)
+
+    def _log_in(self, identity: ConnectionIdentity, text: str, request_id: str, *, is_final: bool = True) -> None:
         """Make a connection speak for whom a token belongs to; raises as `check_token` and `check_jwt` do."""
         if self._provider is not None and not text.startswith(TOKEN_PREFIX):
             principal, credential, roles = self.check_jwt(
@@ -149,7 +177,9 @@ class Authenticator:
             )
             _become(identity, principal, credential, roles)
         else:
-            principal, credential = self.check_token(text, address=identity.address, request_id=request_id)
+            principal, credential = self.check_token(
+                text, address=identity.address, request_id=request_id, is_final=is_final
+            )
             _become(identity, principal, credential)
 
     def check_jwt(
@@ -180,36 +210,52 @@ class Authenticator:
         self._succeed(address, principal, credential, request_id)
         return principal, credential, claims.roles
 
-    def check_token(self, text: str, *, address: str, request_id: str = "") -> tuple[Principal, Credential]:
+    def check_token(
+        self, text: str, *, address: str, request_id: str = "", is_final: bool = True
+    ) -> tuple[Principal, Credential]:
         """Return who a token belongs to.
 
         Raises:
             NotAllowedError: it is not valid (`unauthenticated`).
             OverloadedError: too many failures from this host; not checked.
+            UnappliedTokenError: it is not valid by what this node knows yet; not decided. Unless `is_final`.
             UnavailableError: this node does not know who there is yet; not checked.
         """
         self._require_patience(address)
         try:
             token = parse_token(text)
         except RequestError:
-            token = _NO_TOKEN  # checked like any other, so that it costs the same
+            token, is_final = _NO_TOKEN, True  # checked like any other, so that it costs the same
+        found = self._find_token(token)
+        if found is None:
+            if not is_final and self._shared_catch_up is not None:
+                raise UnappliedTokenError("not done: the credentials are not known here yet", code="unauthenticated")
+            raise self._fail(address, "token", token.id, request_id=request_id)
+        self._succeed(address, *found, request_id)
+        return found
+
+    def _find_token(self, token: Token) -> tuple[Principal, Credential] | None:
+        """Return who a token belongs to by the metadata of this node; None if it is not valid."""
         view = self._view()
         row = view.tokens.get(token.id)
         is_right = matches(token.secret, _NO_HASH if row is None else row.secret_hash)
         user = None if row is None else view.users.get(row.user)
         if row is None or user is None or not is_right or not user.is_enabled:
-            raise self._fail(address, "token", token.id, request_id=request_id)
+            return None
         if row.expires_ms is not None and row.expires_ms <= self._clock.wall_ms():
-            raise self._fail(address, "token", token.id, request_id=request_id)
-        principal = user_principal(user.name)
+            return None
         credential = Credential(kind="token", id=row.token_id, stamp=row.secret_hash, expires_ms=row.expires_ms)
-        self._succeed(address, principal, credential, request_id)
-        return principal, credential
+        return user_principal(user.name), credential
 
     # -- HTTP and certificates -------------------------------------------------------------------
 
     def identify_http(
-        self, authorization: bytes | None, connection: ConnectionIdentity, request_id: Callable[[], str] = str
+        self,
+        authorization: bytes | None,
+        connection: ConnectionIdentity,
+        request_id: Callable[[], str] = str,
+        *,
+        is_final: bool = True,
     ) -> ConnectionIdentity:
         """Return the identity of an HTTP request by its `Authorization` header, else that of its connection.
 
@@ -218,6 +264,7 @@ class Authenticator:
         Raises:
             NotAllowedError: the header is not a valid bearer token (`unauthenticated`).
             OverloadedError: too many failures from this host; not checked.
+            UnappliedTokenError: the token is not valid by what this node knows yet; not decided. Unless `is_final`.
             UnavailableError: this node does not know who there is yet; not checked.
         """
         if authorization is None:
@@ -231,7 +278,8 @@ class Authenticator:
             return known
         scheme, _, text = authorization.decode("latin-1").partition(" ")
         identity = ConnectionIdentity(address=address)
-        self._log_in(identity, text.strip() if scheme.lower() == "bearer" else TOKEN_PREFIX, request_id())
+        token = text.strip() if scheme.lower() == "bearer" else TOKEN_PREFIX
+        self._log_in(identity, token, request_id(), is_final=is_final)
         principal = identity.principal
         if len(self._identities) >= IDENTITIES_MAX:
             self._forget()
@@ -272,6 +320,14 @@ class Authenticator:
                 retry_after_ms=wait_ms,
             )
 
+    def _count_failures(self, address: str, change: int) -> None:
+        host, now_ms = _host(address), self._clock.monotonic_ms()
+        count, since_ms = self._failures.get(host, (0.0, now_ms))
+        if len(self._failures) >= HOSTS_MAX:
+            self._failures.clear()
+        count = max(0.0, count - (now_ms - since_ms) / 1000 * FAILURES_PER_S)
+        self._failures[host] = (max(0.0, count + change), now_ms)
+
     def _fail(
         self,
         address: str,
@@ -281,11 +337,7 @@ class Authenticator:
         *,
         request_id: str = "",
     ) -> NotAllowedError:
-        host, now_ms = _host(address), self._clock.monotonic_ms()
-        count, since_ms = self._failures.get(host, (0.0, now_ms))
-        if len(self._failures) >= HOSTS_MAX:
-            self._failures.clear()
-        self._failures[host] = (max(0.0, count - (now_ms - since_ms) / 1000 * FAILURES_PER_S) + 1, now_ms)
+        self._count_failures(address, 1)
         self._audit.record(
             AuditEvent(
                 kind="authentication",

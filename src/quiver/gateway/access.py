@@ -172,11 +172,23 @@ class HttpAccess:
         self._control = control
         self._authenticator = authenticator
 
-    def identify(self, request: HttpRequest | HttpHead) -> tuple[ConnectionIdentity, Permissions]:
-        """Return who sent a request, and what they may do; raises `NotAllowedError` for invalid credentials."""
+    def identify(
+        self, request: HttpRequest | HttpHead, *, is_final: bool = True
+    ) -> tuple[ConnectionIdentity, Permissions]:
+        """Return who sent a request, and what they may do.
+
+        Raises:
+            NotAllowedError: the credentials are not valid.
+            UnappliedTokenError: unless `is_final`, this node may not know them yet: `catch_up`, then ask again.
+        """
         authorization = request.headers.get(b"authorization")
-        identity = self._authenticator.identify_http(authorization, request.identity, partial(request_id_of, request))
+        request_id = partial(request_id_of, request)
+        identity = self._authenticator.identify_http(authorization, request.identity, request_id, is_final=is_final)
         return identity, self._control.permissions(identity)
+
+    async def catch_up(self, request: HttpRequest) -> None:
+        """Wait, within bounds, until this node has applied the tokens that there are now."""
+        await self._authenticator.catch_up(request.identity.address)
 
     def principal_of(self, request: HttpRequest | HttpHead) -> Principal:
         """Return the principal of credentials that were checked before; anonymous for others. Cheap."""

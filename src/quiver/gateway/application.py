@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
+from quiver.access.authentication import UnappliedTokenError
 from quiver.clock import Clock
 from quiver.errors import NotFoundError, QuiverError, invariant
 from quiver.gateway.access import ROUTE_RULES, HttpAccess, request_id_of
@@ -143,7 +144,9 @@ class RoutedApplication:
             # Credentials that were not seen before, or are spelled differently, are checked now: the use of strangers
             # must not lock out who presents them, and a new spelling must not be a way around the quota.
             try:
-                principal = self._access.identify(head)[0].principal
+                principal = self._access.identify(head, is_final=False)[0].principal
+            except UnappliedTokenError:
+                pass  # a stranger's so far; decided when its body has arrived
             except QuiverError as error:
                 return _with_request_id(error_response(error), head)
         refusal = self._quotas.admit(principal, use, self._clock.monotonic_ms())
@@ -197,9 +200,33 @@ class RoutedApplication:
         return self._call(bound, values, request)
 
     def _call(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
-        access, name = self._access, bound.route.name
         try:
-            identity, permissions = access.identify(request)
+            caller = self._access.identify(request, is_final=False)
+        except UnappliedTokenError:
+            return self._call_later(bound, values, request)
+        except QuiverError as error:
+            return _with_request_id(error_response(error), request)
+        return self._call_as(caller, bound, values, request)
+
+    async def _call_later(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResponse:
+        """Answer a call with a token that this node may not know yet."""
+        await self._access.catch_up(request)
+        try:
+            caller = self._access.identify(request)
+        except QuiverError as error:
+            return _with_request_id(error_response(error), request)
+        answer = self._call_as(caller, bound, values, request)
+        return answer if isinstance(answer, HttpResponse) else await answer
+
+    def _call_as(
+        self,
+        caller: tuple[ConnectionIdentity, Permissions],
+        bound: BoundRoute,
+        values: dict[str, str],
+        request: HttpRequest,
+    ) -> HttpResult:
+        access, name, (identity, permissions) = self._access, bound.route.name, caller
+        try:
             if permissions.is_powerless:
                 access.check_early(name, identity, permissions, request)
             given = bound.decoder.decode(values, request.query, request.body)
