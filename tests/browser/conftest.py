@@ -28,13 +28,13 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("console")) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def call(cluster: Cluster) -> Callable[..., Any]:
     """Call the API as a program does."""
 
@@ -46,7 +46,7 @@ def call(cluster: Cluster) -> Callable[..., Any]:
     return send
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def orders(call: Callable[..., Any]) -> str:
     """A topic with 3,000 records, and a consumer that has read a few of them."""
     call("POST", "/topics", {"topic_name": "orders", "partitions": 3})
