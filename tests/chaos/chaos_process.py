@@ -129,12 +129,13 @@ class Worker(Program):
         return True
 
     def _settle(self, job: Job, kind: str, work: Callable[[], None], ms: int = 0) -> None:
-        argument = {"group": WORKERS, "kind": kind, "records": [[job.offset, job.grant.grant]], "ms": ms}
+        records = [[job.offset, job.grant.grant]]
+        argument = {"group": WORKERS, "kind": kind, "records": records, "ms": ms}
         call = self.recorder.invoke(self.proc, "settle", self.key(job.partition), argument)
         try:
             work()
         except FencedError:
-            call.ok([job.offset])
+            call.ok(records)
         except QuiverError as error:
             self.fail(call, error)
         else:
@@ -153,7 +154,7 @@ class Worker(Program):
             except QuiverError as error:
                 self.fail(call, error)
             else:
-                call.ok(sorted(stale))
+                call.ok(sorted([offset, grant] for grant, offset in stale))
 
     def _is_settled(self, cluster: quiver.Cluster) -> bool:
         try:

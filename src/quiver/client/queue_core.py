@@ -26,7 +26,7 @@ import msgspec
 from quiver.backoff import Backoff
 from quiver.client.delivery import copy_error
 from quiver.client.options import QueueOptions
-from quiver.client.queue_jobs import LeasedJob, LeaseGrant, Range, SettleKind, to_ranges
+from quiver.client.queue_jobs import LeasedJob, LeaseGrant, Range, Receipt, SettleKind, to_ranges
 from quiver.client.queue_settler import PartitionSettler, check_topic
 from quiver.errors import (
     DecodeError,
@@ -410,8 +410,11 @@ class QueueCore:
 
     async def settle_ranges(
         self, kind: SettleKind, partition_id: PartitionId, ranges: Sequence[Range], argument: Any = None
-    ) -> set[int]:
-        """Settle by receipts, which may be of another process; return the offsets for which they are stale."""
+    ) -> set[Receipt]:
+        """Settle by receipts, which may be of another process; return those that are stale.
+
+        A record may be named under several grants, as a worker does that got it again.
+        """
         if self._failure is not None:
             raise copy_error(self._failure)
         if not 0 <= partition_id < len(self._places):
@@ -419,22 +422,22 @@ class QueueCore:
             raise NotFoundError(message, code="unknown_partition")
         futures = self._places[partition_id].settler.add(kind, ranges, argument)
         await asyncio.wait(futures)
-        return {offset for future in futures for offset in future.result()}
+        return {receipt for future in futures for receipt in future.result()}
 
     async def _send(self, kind: SettleKind, jobs: Sequence[LeasedJob], argument: Any) -> set[tuple[LeaseGrant, int]]:
         """Return the stale receipts, as grants and offsets."""
         if self._failure is not None and kind != "release":
             raise copy_error(self._failure)
-        waiting: list[tuple[LeaseGrant, asyncio.Future[list[int]]]] = []
+        waiting: list[tuple[LeaseGrant, asyncio.Future[list[Receipt]]]] = []
         for grant, ranges in to_ranges(jobs).items():
             check_topic(self.topic, grant.topic_id)
             futures = self._places[grant.partition_id].settler.add(kind, ranges, argument)
             waiting += [(grant, future) for future in futures]
         if len(waiting) == 1:
-            return {(waiting[0][0], offset) for offset in await waiting[0][1]}
+            return {(waiting[0][0], offset) for _, offset in await waiting[0][1]}
         if waiting:
             await asyncio.wait([future for _, future in waiting])
-        return {(grant, offset) for grant, future in waiting for offset in future.result()}
+        return {(grant, offset) for grant, future in waiting for _, offset in future.result()}
 
     # -- what is due some time -------------------------------------------------------------------
 

@@ -120,6 +120,8 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
 
 Range = tuple[int, int, int]
 """First offset, number of records, grant."""
+Receipt = tuple[int, int]
+"""Grant and offset: what names one lease of one record of a partition."""
 
 
 def to_ranges(jobs: Iterable[LeasedJob]) -> dict[LeaseGrant, list[Range]]:
@@ -140,8 +142,8 @@ def to_ranges(jobs: Iterable[LeasedJob]) -> dict[LeaseGrant, list[Range]]:
     return by_grant
 
 
-def merge_receipts(receipts: list[tuple[int, int]]) -> list[Range]:
-    """Return ranges of receipts, which are pairs of grant and offset; a repeated one counts once."""
+def merge_receipts(receipts: list[Receipt]) -> list[Range]:
+    """Return ranges of receipts; a repeated one counts once."""
     receipts.sort()
     grant, first = receipts[0]
     end = first + 1

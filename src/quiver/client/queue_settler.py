@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from quiver.client.delivery import copy_error
-from quiver.client.queue_jobs import Range, SettleKind
+from quiver.client.queue_jobs import Range, Receipt, SettleKind
 from quiver.errors import ConflictError, QuiverError
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.routing.router import Router
@@ -35,14 +35,14 @@ from quiver.wire.queue_messages import (
 
 
 class Settlement(msgspec.Struct, eq=False):
-    """Ranges that one call settles in one way, and the future of the offsets that were stale."""
+    """Ranges that one call settles in one way, and the future of the receipts that were stale."""
 
     kind: SettleKind
     ranges: Sequence[Range]
     argument: Any
     """Of a return, the delay in ms or None; of an extension, the lease in ms; of a rejection, the reason."""
     count: int
-    done: asyncio.Future[list[int]]
+    done: asyncio.Future[list[Receipt]]
 
     def items(self) -> list[Any]:
         """Return its ranges as they are sent."""
@@ -62,11 +62,12 @@ class Settlement(msgspec.Struct, eq=False):
         return {offset for first, count, _ in self.ranges for offset in range(first, first + count)}
 
     def finish(self, stale: Sequence[tuple[int, int]]) -> None:
-        """Resolve the future with those of its offsets that are in stale ranges."""
-        found: list[int] = []
+        """Resolve the future with those of its receipts whose offsets are in stale ranges."""
+        found: list[Receipt] = []
         for stale_first, stale_count in stale:
-            for first, count, _ in self.ranges:
-                found.extend(range(max(first, stale_first), min(first + count, stale_first + stale_count)))
+            for first, count, grant in self.ranges:
+                offsets = range(max(first, stale_first), min(first + count, stale_first + stale_count))
+                found.extend((grant, offset) for offset in offsets)
         if not self.done.done():
             self.done.set_result(found)
 
@@ -99,12 +100,14 @@ class PartitionSettler:
         """Whether nothing is being settled."""
         return not self._is_running
 
-    def add(self, kind: SettleKind, ranges: Sequence[Range], argument: Any = None) -> list[asyncio.Future[list[int]]]:
+    def add(
+        self, kind: SettleKind, ranges: Sequence[Range], argument: Any = None
+    ) -> list[asyncio.Future[list[Receipt]]]:
         """Settle ranges; return the futures of those that were stale."""
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[list[int]]] = []
+        futures: list[asyncio.Future[list[Receipt]]] = []
         for part in _cut(ranges):
-            future: asyncio.Future[list[int]] = loop.create_future()
+            future: asyncio.Future[list[Receipt]] = loop.create_future()
             count = sum(one[1] for one in part)
             self._pending.append(Settlement(kind=kind, ranges=part, argument=argument, count=count, done=future))
             futures.append(future)

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from quiver.client.options import QueueOptions
 from quiver.client.queue_core import QueueCore
 from quiver.client.queue_groups import find_queue, open_group
-from quiver.client.queue_jobs import LeasedJob, SettleKind, merge_receipts
+from quiver.client.queue_jobs import LeasedJob, Receipt, SettleKind, merge_receipts
 from quiver.config import GatewaySettings
 from quiver.errors import FencedError, OverloadedError, QuiverError, RequestError
 from quiver.gateway import queue_contract as contract
@@ -154,7 +154,7 @@ class QueueHandlers:
         core = opened.core
         if kind == "extend" and argument is None:
             argument = core.settings.lease_ms
-        by_partition: dict[int, list[tuple[int, int]]] = {}
+        by_partition: dict[int, list[Receipt]] = {}
         for receipt in receipts:
             if (receipt.topic_id, receipt.group_id) != (core.topic.topic_id, core.group_id):
                 message = (
@@ -162,13 +162,17 @@ class QueueHandlers:
                 )
                 raise RequestError(message, code="bad_receipt")
             by_partition.setdefault(receipt.partition_id, []).append((receipt.grant, receipt.offset))
-        stale: set[tuple[int, int]] = set()
+        stale: set[tuple[int, Receipt]] = set()
         for partition_id, pairs in by_partition.items():
             ranges = merge_receipts(pairs)
             settling = core.settle_ranges(kind, PartitionId(partition_id), ranges, argument)
             found = await self._use(given, on_behalf_of, opened, settling)
-            stale |= {(partition_id, offset) for offset in found}
-        lost = [text for text, one in zip(texts, receipts, strict=True) if (one.partition_id, one.offset) in stale]
+            stale |= {(partition_id, receipt) for receipt in found}
+        lost = [
+            text
+            for text, one in zip(texts, receipts, strict=True)
+            if (one.partition_id, (one.grant, one.offset)) in stale
+        ]
         if len(lost) == len(texts):
             message = "not done: the leases have ended, and the jobs went to other workers or are settled"
             raise FencedError(message, code="stale_receipt")

@@ -81,6 +81,19 @@ def test_receipt_of_an_earlier_lease_is_refused() -> None:
     World().run(scenario)
 
 
+@pytest.mark.parametrize("what", ["ack", "nack", "extend", "reject"])
+def test_two_receipts_of_one_job_are_told_apart(what: str) -> None:
+    async def scenario(world: World) -> None:
+        await fill(world, 1)
+        (first,) = await receive(world)
+        await asyncio.sleep(31)
+        (again,) = await receive(world)
+        status, answer = await settle(world, what, receipts=[again["receipt"], first["receipt"]])
+        assert (status, answer["count"], answer["stale"]) == (200, 1, [first["receipt"]])
+
+    World().run(scenario)
+
+
 def test_job_is_returned_extended_and_rejected() -> None:
     async def scenario(world: World) -> None:
         await fill(world, 1)

@@ -27,7 +27,7 @@ class QueueScript(Script):
     def settle(self, worker: str, kind: str, offset: int, grant: int, *, ms: int = 0, how: str = "ok") -> None:
         """Settle one record; `how` is an outcome, or "stale"."""
         argument = {"group": "g", "kind": kind, "records": [[offset, grant]], "ms": ms}
-        answer = [offset] if how == "stale" else []
+        answer = [[offset, grant]] if how == "stale" else []
         self.call(worker, "settle", argument, answer, kind="ok" if how == "stale" else how)
 
     def finish(self, *letters: list[Any], acks: str = "", order: str = "offset") -> dict[str, int]:
@@ -55,6 +55,16 @@ def test_queue_that_keeps_its_promises_is_in_order() -> None:
     script.receive("w1", 2, 5, 2)
     assert script.finish(["t-0", 1, "b", 1, "no"], ["t-0", 2, "c", 2, "max_attempts"]) == {}
     assert script.check().facts["deliveries"] == 5
+
+
+@pytest.mark.parametrize(("refused", "found"), [(1, {}), (2, {"unsettled": 1})])
+def test_receipts_of_one_record_in_one_call_are_told_apart(refused: int, found: dict[str, int]) -> None:
+    script = QueueScript()
+    script.receive("w1", 0, 1)
+    script.receive("w1", 0, 2, 2)
+    argument = {"group": "g", "kind": "ack", "records": [[0, 1], [0, 2]], "ms": 0}
+    script.call("w1", "settle", argument, [[0, grant] for grant in range(1, refused + 1)])
+    assert script.finish(acks="12") == found
 
 
 @pytest.mark.parametrize("how", ["ok", "info"])

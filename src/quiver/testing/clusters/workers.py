@@ -211,7 +211,7 @@ class WorkerWorkload(ProcessWorkload):
         try:
             await work()
         except FencedError:
-            self.succeed(call, [int(job.offset)])
+            self.succeed(call, records)
             self.world.counts[f"{kind} refused"] += 1
         except QuiverError as error:
             self.fail(call, error)
@@ -233,7 +233,7 @@ class WorkerWorkload(ProcessWorkload):
             except QuiverError as error:
                 self.fail(call, error)
             else:
-                self.succeed(call, sorted(stale))
+                self.succeed(call, sorted([offset, grant] for grant, offset in stale))
                 self.world.counts[kind] += len(records)
 
 

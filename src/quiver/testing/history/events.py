@@ -13,7 +13,7 @@ are Jepsen's: `ok` was done, `fail` was certainly not, `info` is unknown. Every 
 | `commit` | partition | `{"consumer", "offset"}`: where the cursor is put | – |
 | `cursor` | partition | `{"consumer"}` | the consumer's cursor |
 | `receive` | null | `{"group", "max"}` | list of deliveries, see `queues` |
-| `settle` | partition | `{"group", "kind", "records", "ms"}`, see `queues` | list of offsets that were refused |
+| `settle` | partition | `{"group", "kind", "records", "ms"}`, see `queues` | those of its records that were refused |
 | `create`, `delete`, `exists` | name | – | whether it changed something; for `exists`, whether it is there |
 | `register` | name | – | `{"id", "epoch"}` |
 

@@ -4,9 +4,9 @@ A `receive` returns deliveries: `[partition key, offset, value, attempt, grant, 
 not_before_ns]`. `sent_ns` is when the request left at the earliest, `until_ns` how long the worker may count on its
 lease, both by the clock of the history; `not_before_ns` is the time that the sender asked for, or null. A `settle` is
 of one `kind` (ack, return, release, reject, extend) for `records`, which are `[offset, grant]`, and has `ms` for a
-delay or a lease. At the end come the notes `queue` (`{"group", "keys", "max_attempts", "order", "clock_error_ms"}`: no
-record of these partitions is under way any more) and `dead` (`{"group", "letters"}`: the dead-letter topic's content,
-as `[partition key, offset, value, attempts, reason]`).
+delay or a lease; it returns those of its `records` that were refused. At the end come the notes `queue` (`{"group",
+"keys", "max_attempts", "order", "clock_error_ms"}`: no record of these partitions is under way any more) and `dead`
+(`{"group", "letters"}`: the dead-letter topic's content, as `[partition key, offset, value, attempts, reason]`).
 
 - **doubled-grant**: a record was delivered twice under one grant.
 - **acknowledged-again**: a record was leased after its acknowledgement had been confirmed.
@@ -142,11 +142,17 @@ def _gather(ledger: Ledger) -> Iterator[_Queue]:
                 job.record_key = record_key
                 job.deliveries.append(_Delivery(operation, attempt, grant, sent_ns, until_ns, not_before_ns))
         elif operation.f == "settle" and operation.key is not None:
-            refused = set(operation.result or ()) if operation.outcome == "ok" else set()
+            refused = (
+                {(offset, grant) for offset, grant in operation.result or ()} if operation.outcome == "ok" else set()
+            )
             for offset, grant in operation.argument["records"]:
                 queue.job(operation.key, offset).settlements.append(
                     _Settlement(
-                        operation, operation.argument["kind"], grant, operation.argument["ms"] or 0, offset in refused
+                        operation,
+                        operation.argument["kind"],
+                        grant,
+                        operation.argument["ms"] or 0,
+                        (offset, grant) in refused,
                     )
                 )
         elif operation.f == "dead":
