@@ -18,10 +18,11 @@ from quiver.client.consumer import AsyncConsumer
 from quiver.client.group_consumer import GroupConsumerCore
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.metadata import PartitionRow, View
-from quiver.model import ConsumerId, PartitionId
+from quiver.model import ConsumerId, Index, PartitionId
 from quiver.record import Record
 from quiver.testing.clusters.consumers import FETCH_BYTES
 from quiver.testing.clusters.processes import LEVEL, ProcessWorkload, are_others_done
+from quiver.testing.clusters.silence import SignsOfLife
 from quiver.testing.clusters.swarm import MembersPlan, TopicPlan
 from quiver.testing.simulator.report import require
 
@@ -47,8 +48,8 @@ class MemberWorkload(ProcessWorkload):
         number = int(name.rpartition("-")[2])
         self._instance = f"instance-{number}" if number < self.plan.instances else ""
         self._epochs: dict[Place, int] = {}
-        self._heard_ms: dict[str, int] = {}
-        """When the last heartbeat was sent that was answered, by the id of the member."""
+        self._heard: dict[str, SignsOfLife] = {}
+        """The heartbeats that were answered, by the id of the member."""
         self._left: set[str] = set()
         self.consumer: AsyncConsumer | None = None
 
@@ -73,27 +74,32 @@ class MemberWorkload(ProcessWorkload):
         return True
 
     def watch(self, view: View, before: View) -> None:
-        """M1: partitions have one owner. M4: this member is not removed while it lives. M5: it owns what it uses."""
+        """M1: partitions have one owner. M4: this member is not removed while it lives. M5: it owns what it uses.
+
+        M5 is not judged by metadata that is older than the member's assignment: who knows more may be down.
+        """
         group_id = _group_id(self.world, view)
         members = view.members_of(group_id)
         owned = [one.key for member in members for one in member.owned]
         require(len(owned) == len(set(owned)), "M1", "a partition has two owners", owned=sorted(owned))
         for member in members:
             if member.member_id == self.member_id:
-                self._check_used({(one.key, one.epoch) for one in member.owned})
+                self._check_used({(one.key, one.epoch) for one in member.owned}, view.index)
         if self._instance:
             return  # another process may have taken over
         known = {member.member_id for member in members}
-        for member_id in self._heard_ms.keys() & {row.member_id for row in before.members_of(group_id)} - known:
-            silent_ms = self.world.now_ms - self._heard_ms[member_id]
+        for member_id in self._heard.keys() & {row.member_id for row in before.members_of(group_id)} - known:
+            silent_ms = self._heard[member_id].longest_silence_ms(self.world.now_ms)
             facts = {"name": self.name, "member": member_id, "silent_ms": silent_ms}
             is_silent = silent_ms >= self.plan.session_timeout_ms * (1 - _DRIFT_MAX)
             require(is_silent or member_id in self._left, "M4", "a living member was removed", **facts)
 
-    def _check_used(self, owned: set[tuple[tuple[int, int], int]]) -> None:
+    def _check_used(self, owned: set[tuple[tuple[int, int], int]], index: Index) -> None:
         assert self.consumer is not None, "it is a member"
         core = self.consumer.core
         assert isinstance(core, GroupConsumerCore)
+        if index < core.view.index:
+            return
         assigned = (*core.view.owned, *core.view.revoking)
         for one in core._held.values():
             is_owned = ((one.topic_id, one.partition_id), one.epoch) in owned
@@ -138,7 +144,7 @@ class MemberWorkload(ProcessWorkload):
         async def ask(*, wait_ms: int) -> None:
             member_id, began_ms = membership.view.member_id, self.world.now_ms
             await ask_heartbeat(wait_ms=wait_ms)
-            self._heard_ms[member_id] = max(began_ms, self._heard_ms.get(member_id, 0))
+            self._heard.setdefault(member_id, SignsOfLife(began_ms)).note(began_ms, self.world.now_ms)
 
         membership._ask_heartbeat = ask  # type: ignore[method-assign] # of this one only
 

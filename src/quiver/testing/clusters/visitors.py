@@ -9,6 +9,7 @@ from quiver.errors import QuiverError
 from quiver.metadata import BrokerState, View
 from quiver.model import ProducerId
 from quiver.testing.clusters.clients import ClientWorkload
+from quiver.testing.clusters.silence import SignsOfLife
 from quiver.testing.simulator.report import require
 
 _P_SILENCE = 0.15
@@ -28,13 +29,13 @@ class VisitorWorkload(ClientWorkload):
     _id = ProducerId(-1)
     _forgotten = ProducerId(-1)
     """The producer that an operator was last asked to forget, which may happen late."""
-    _sends: AcknowledgedSends
+    _sends: SignsOfLife
 
     async def begin(self) -> None:
         """Register as someone new."""
         timeout_s, began_ms = self.world.knobs.delivery_timeout_ms / 1000, self.world.now_ms
         self.producer = await self.cluster.producer(self.topic.name, delivery_timeout=timeout_s)
-        self._id, self._sends = self.producer.producer_id, AcknowledgedSends(began_ms)
+        self._id, self._sends = self.producer.producer_id, SignsOfLife(began_ms)
 
     async def step(self) -> None:
         """Send something, and perhaps fall silent afterwards."""
@@ -90,29 +91,12 @@ class VisitorWorkload(ClientWorkload):
         new_id = self.producer.producer_id
         if new_id != self._id:
             self.world.counts["expired"] += self._id != self._forgotten
-            self._id, self._sends = new_id, AcknowledgedSends(began_ms)
+            self._id, self._sends = new_id, SignsOfLife(began_ms)
 
     async def _fall_silent(self) -> None:
         end_ms = self.world.now_ms + self.rng.randrange(2 * self._period_ms)
         while self.world.now_ms < end_ms and not self.world.is_over:  # noqa: ASYNC110 - it looks now and then
             await asyncio.sleep(_STEP_S)
-
-
-class AcknowledgedSends:
-    """When one producer surely showed life: at some time between the beginning of a send and its acknowledgement."""
-
-    def __init__(self, began_ms: int) -> None:
-        self._began_ms = began_ms
-        self._longest_ms = 0
-
-    def note(self, began_ms: int, ended_ms: int) -> None:
-        """Add a send that was acknowledged."""
-        self._longest_ms = self.longest_silence_ms(ended_ms)
-        self._began_ms = began_ms
-
-    def longest_silence_ms(self, now_ms: int) -> int:
-        """Return an upper bound of the longest silence so far."""
-        return max(self._longest_ms, now_ms - self._began_ms)
 
 
 def _has_dead(view: View) -> bool:
