@@ -11,6 +11,7 @@ import asyncio
 import io
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -162,7 +163,25 @@ async def _wait_ended(world: ClusterWorld) -> None:
     deadline_ms = world.now_ms + (END_WITHIN_MS if world.knobs.queue is None else SETTLE_QUEUES_WITHIN_MS)
     while not all(task.done() for task in world.client_tasks):
         require(world.now_ms < deadline_ms, "F3", "clients do not end")
+        await _replace_dead_letter_topic(world)
         await world.wait_checked()
+
+
+async def _replace_dead_letter_topic(world: ClusterWorld) -> None:
+    """Delete the dead-letter topic if it was placed on machines that were already lost; the queue makes another.
+
+    Nobody but an operator can say that such machines do not come back, and until then the letters wait.
+    """
+    view, plan = world.view(), world.knobs.queue
+    topic = None if view is None or plan is None else view.topic(dead_letter_topic(plan))
+    if view is None or topic is None:
+        return
+    rows = [row for row in view.partitions.values() if row.topic_id == topic.topic_id]
+    if any(_is_never_led(world, row) for row in rows):
+        world.trace.record("lost_dead_letters", world.now_ms, topic.name)
+        async with world.connect("operator") as cluster:
+            with suppress(QuiverError):  # it is looked at again
+                await cluster.delete_topic(topic.name)
 
 
 async def _require_expired(world: ClusterWorld) -> None:
@@ -308,12 +327,13 @@ def usable_partitions(world: ClusterWorld, view: View) -> list[PartitionRow]:
     machines; it never has a leader, and so no records, until it is deleted. No fault of the budget causes that.
     """
     rows = [row for row in view.partitions.values() if view.topics[row.topic_id].state is TopicState.ACTIVE]
-    return [row for row in rows if row.epoch or not _is_lost(world, row)]
+    return [row for row in rows if not _is_never_led(world, row)]
 
 
-def _is_lost(world: ClusterWorld, partition: PartitionRow) -> bool:
+def _is_never_led(world: ClusterWorld, partition: PartitionRow) -> bool:
+    """Return whether a partition had no leader so far and will have none: a majority of its machines is lost."""
     lost = [node for node in partition.replicas if world.nodes[node].is_retired]
-    return 2 * len(lost) >= len(partition.replicas)
+    return not partition.epoch and 2 * len(lost) >= len(partition.replicas)
 
 
 def _unsettled_host(host: SimulatedHost, view: View, index: Index) -> Iterator[str]:
