@@ -47,6 +47,15 @@ def curl(local: LocalCluster, path: str, **body: Any) -> tuple[int, dict[str, An
     return status, msgspec.json.decode(answer) if answer else {}
 
 
+def test_lease_is_extended_while_the_workers_own_thread_is_blocked(cluster: quiver.Cluster) -> None:
+    fill(cluster, "blocked", 1)
+    with cluster.queue("blocked", group="blocked", lease=0.5) as queue:
+        (job,) = queue.receive(timeout=30)
+        with job:
+            first_ms = job.ends_ms
+            wait_until(lambda: job.ends_ms > first_ms)  # sleeps: nothing else runs in this thread
+
+
 def test_threads_share_a_queue_while_a_leader_dies(local: LocalCluster, cluster: quiver.Cluster) -> None:
     fill(cluster, "threads", 300, partitions=3)
     seen: Counter[str] = Counter()
