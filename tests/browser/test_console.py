@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from chaos_cluster import Cluster
 from chromium import find_axe
 from console_page import Console
 from playwright.sync_api import Browser, Page, expect
+
+import quiver
 
 ROUTES = {
     "": "Overview",
@@ -275,6 +278,30 @@ def test_dead_letters_are_shown_and_requeued(console: Console, call: Callable[..
     expect(page.get_by_role("status").filter(has_text="left of")).to_contain_text(f"0 left of {len(jobs)}")
     records = call("GET", "/topics/chores/records")["records"]
     assert [one["message"] for one in records][3:] == [job["message"] for job in jobs]
+
+
+def test_dead_letters_are_found_where_the_queue_says(
+    console: Console, cluster: Cluster, call: Callable[..., Any]
+) -> None:
+    call("POST", "/topics", {"topic_name": "letters", "partitions": 1})
+    producer = call("POST", "/producer/register", {"topic": "letters"})["producer_id"]
+    call("POST", "/producer/produce_batch", {"topic": "letters", "producer_id": producer, "messages": ["torn"]})
+    queue = {"topic": "letters", "group": "post"}
+    # In a thread of its own: playwright's event loop runs in this one, and the SDK needs one, too.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(open_queue, cluster.nodes[0].wire, "letters", "post", "graveyard").result()
+    (job,) = call("POST", "/queue/receive", {**queue, "max": 1, "wait_ms": 60_000})["jobs"]
+    call("POST", "/queue/reject", {**queue, "receipts": [job["receipt"]], "reason": "no address"})
+    assert call("GET", "/groups/post")["group"]["dead_letter_topics"] == {"letters": "graveyard"}
+    page = console.open("consumers/group/post")
+    expect(table(page, "Dead letters")).to_contain_text("no address")
+    page.get_by_role("button", name="Requeue all").click()
+    expect(page.locator(".messages")).to_contain_text("1 dead letters were requeued")
+
+
+def open_queue(address: str, topic: str, group: str, dead_letter_topic: str) -> None:
+    with quiver.connect(address) as connected, connected.queue(topic, group, dead_letter_topic=dead_letter_topic):
+        pass
 
 
 def test_node_joins_gets_replicas_is_drained_and_removed(console: Console, cluster: Cluster, orders: str) -> None:

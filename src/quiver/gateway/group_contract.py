@@ -63,6 +63,9 @@ class GroupItem(msgspec.Struct, frozen=True, kw_only=True):
     rebalances: int
     last_rebalance_ms: Annotated[int | None, Meta(description="Time of the last rebalance.")]
     last_rebalance_reason: str
+    dead_letter_topics: Annotated[
+        dict[str, str], Meta(description="Of a work queue: where the dead letters of each of its topics go.")
+    ]
 
 
 class GroupsAnswer(Answer, frozen=True):

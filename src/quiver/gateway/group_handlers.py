@@ -17,6 +17,7 @@ from quiver.client.group_admin import (
 from quiver.errors import RequestError
 from quiver.gateway import contract, group_contract
 from quiver.gateway.application import RouteHandler
+from quiver.groups.settings import dead_letter_topic_of
 from quiver.model import PartitionId
 from quiver.routing.router import Router
 from quiver.wire.group_messages import AssignedPartition, GroupInfo, GroupMemberInfo
@@ -124,7 +125,15 @@ def _group_item(found: GroupInfo) -> group_contract.GroupItem:
         rebalances=found.rebalances,
         last_rebalance_ms=found.last_rebalance_ms or None,
         last_rebalance_reason=found.last_rebalance_reason,
+        dead_letter_topics=_dead_letter_topics(found),
     )
+
+
+def _dead_letter_topics(found: GroupInfo) -> dict[str, str]:
+    settings = found.settings
+    if settings is None:
+        return {}
+    return {topic: dead_letter_topic_of(settings, topic=topic, group=found.group) for topic in found.topics}
 
 
 def _member_item(member: GroupMemberInfo) -> group_contract.MemberItem:

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { requeueAll, toProduced } from "../../../src/quiver/gateway/console/static/dead-letters.js";
+import { deadLetterTopics, requeueAll, toProduced } from "../../../src/quiver/gateway/console/static/dead-letters.js";
 
 const letter = (offset, more = {}) => ({
   receipt: `r${offset}`,
@@ -47,4 +47,17 @@ test("those that could not be produced come back, and the others are settled", a
   await assert.rejects(requeueAll(fake, "d", "g", () => {}), /refused/);
   assert.deepEqual(fake.of("/queue/ack").map((body) => body.receipts), [["r1"]]);
   assert.deepEqual(fake.of("/queue/nack").map((body) => [body.receipts, body.delay_ms]), [[["r2", "r3"], 0]]);
+});
+
+test("topics that share one for dead letters are shown together", () => {
+  assert.deepEqual(deadLetterTopics({ jobs: "graves", chores: "graves", mail: "mail.post.dead" }), [["graves", ["jobs", "chores"]], ["mail.post.dead", ["mail"]]]);
+});
+
+test("dead letters of another queue in the same topic are passed over", async () => {
+  const of = (offset, group) => letter(offset, { headers: { ...letter(offset).headers, "quiver-dead-group": group } });
+  const called = api([[of(1, "jobs"), of(2, "others"), of(3, "jobs")]]);
+  assert.equal(await requeueAll(called, "graves", "jobs", () => {}), 2);
+  assert.deepEqual(called.of("/producer/produce").map((body) => body.message), ["m1", "m3"]);
+  assert.deepEqual(called.of("/queue/ack").map((body) => body.receipts), [["r2", "r1", "r3"]]);
+  assert.deepEqual(called.of("/queue/nack"), []);
 });

@@ -13,13 +13,26 @@ const OWN = "quiver-dead-";
 const DELAY = "quiver-deliver-at";
 
 /**
- * Return the topic of a queue's dead letters, unless the group's settings name another one. Pure.
+ * Return the topics that get dead letters, each with those that they come from. Pure.
  *
- * @param {string} topic
+ * @param {Record<string, string>} byTopic as the API says of a group
+ * @returns {Array<[string, string[]]>}
+ */
+export function deadLetterTopics(byTopic) {
+  /** @type {Map<string, string[]>} */
+  const found = new Map();
+  for (const [topic, dead] of Object.entries(byTopic)) found.set(dead, [...(found.get(dead) ?? []), topic]);
+  return [...found];
+}
+
+/**
+ * Return whether a dead letter is one of a group: several queues may have the same topic for theirs. Pure.
+ *
+ * @param {{ headers?: Record<string, string> }} letter
  * @param {string} group
  */
-export function deadTopic(topic, group) {
-  return `${topic}.${group}.dead`;
+export function isLetterOf(letter, group) {
+  return (letter.headers?.[`${OWN}group`] ?? group) === group;
 }
 
 /**
@@ -45,7 +58,7 @@ export function toProduced(job) {
 }
 
 /**
- * Send all dead letters of a queue to where they come from; return how many.
+ * Send all dead letters of a queue to where they come from; return how many. Those of other queues are passed over.
  *
  * @param {import("./api.js").Api} api
  * @param {string} topic of the dead letters
@@ -61,17 +74,21 @@ export async function requeueAll(api, topic, group, onProgress) {
     const answer = await api.post("/queue/receive", { ...queue, max: BATCH, wait_ms: WAIT_MS });
     if (!answer) return count;
     /** @type {string[]} */
+    const passed = answer.jobs.filter((/** @type {any} */ job) => !isLetterOf(job, group)).map((/** @type {any} */ job) => job.receipt);
+    /** @type {string[]} */
     const sent = [];
     try {
       for (const job of answer.jobs) {
+        if (passed.includes(job.receipt)) continue;
         const call = toProduced(job);
         if (!producers.has(call.topic)) producers.set(call.topic, (await api.post("/producer/register", { topic: call.topic })).producer_id);
         await api.post("/producer/produce", { ...call, producer_id: producers.get(call.topic) });
         sent.push(job.receipt);
       }
     } finally {
-      const rest = answer.jobs.map((/** @type {any} */ job) => job.receipt).filter((/** @type {string} */ receipt) => !sent.includes(receipt));
-      if (sent.length) await api.post("/queue/ack", { ...queue, receipts: sent });
+      const done = [...passed, ...sent];
+      const rest = answer.jobs.map((/** @type {any} */ job) => job.receipt).filter((/** @type {string} */ receipt) => !done.includes(receipt));
+      if (done.length) await api.post("/queue/ack", { ...queue, receipts: done });
       if (rest.length) await api.post("/queue/nack", { ...queue, receipts: rest, delay_ms: 0 });
     }
     count += sent.length;

@@ -1,7 +1,7 @@
 /** Consumers, groups and work queues: members, what they have, lag over time, reset with a preview. */
 
 import { Chart } from "./chart.js";
-import { deadTopic, requeueAll } from "./dead-letters.js";
+import { deadLetterTopics, isLetterOf, requeueAll } from "./dead-letters.js";
 import { html, useLoaded, useState } from "./dom.js";
 import { count, duration, time } from "./format.js";
 import { topicLink } from "./page-topics.js";
@@ -133,20 +133,20 @@ function GroupPage({ group }) {
       </dl>
       <${Card} title="Members"><${Table} label="Members" columns=${members} rows=${value.members} rowKey=${(/** @type {any} */ row) => row.member_id} /><//>
       <${Card} title="Positions"><${ErrorNote} error=${lag.error} />${lag.value && html`<${Table} label="Positions" columns=${lagColumns} rows=${lag.value.partitions} rowKey=${rowKey} />`}<//>
-      ${value.group.kind === "queue" && value.group.topics.map((/** @type {string} */ topic) => html`<${DeadLetters} key=${topic} topic=${topic} group=${group} />`)}
+      ${value.group.kind === "queue" && deadLetterTopics(value.group.dead_letter_topics).map(([dead, topics]) => html`<${DeadLetters} key=${dead} topics=${topics} dead=${dead} group=${group} />`)}
       ${value.group.kind === "stream" && html`<${Reset} topics=${value.group.topics} name=${group}
         preview=${async (/** @type {any} */ target) => (await api.post(`${path}/reset`, { ...rename(target), dry_run: true })).cursors}
         act=${(/** @type {any} */ target) => api.post(`${path}/reset`, rename(target))} onDone=${reload} />`}`}
     ${isDeleting && html`<${TypedConfirmation} title="Delete group" name=${group} submit="Delete" warning="Its cursors are forgotten; a consumer that uses the name again begins from the start." onSubmit=${remove} onClose=${() => setIsDeleting(false)} />`}`;
 }
 
-/** @param {{ topic: string, group: string }} properties */
-function DeadLetters({ topic, group }) {
-  const dead = deadTopic(topic, group);
+/** @param {{ topics: string[], dead: string, group: string }} properties `dead`: the topic of the dead letters, as the group's settings say */
+function DeadLetters({ topics, dead, group }) {
+  const topic = topics.join(", ");
   const { value, error, reload } = useLoaded(() => api.get(`/topics/${encodeURIComponent(dead)}/records`, { from: "latest", max: 100 }), [dead], 3000);
   const left = useLoaded(() => api.get(`/groups/${encodeURIComponent(`${group}.dead`)}/lag`), [group], 3000);
   const [done, setDone] = useState(0);
-  if (/** @type {any} */ (error)?.code === "unknown_topic") return html`<${Card} title=${`Dead letters of ${topic}`}><p class="empty">There are none: no job failed too often, or was rejected.</p><//>`;
+  if (/** @type {any} */ (error)?.code === "unknown_topic") return html`<${Card} title=${`Dead letters of ${topic}`}><p class="empty">There are none: no job failed too often, or was rejected. They would go to the topic ${dead}.</p><//>`;
   const header = (/** @type {any} */ row, /** @type {string} */ name) => row.headers?.[`quiver-dead-${name}`] ?? "";
   /** @type {import("./ui.js").Column[]} */
   const columns = [
@@ -167,8 +167,8 @@ function DeadLetters({ topic, group }) {
   const total = value?.partitions.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.end_offset - one.first_offset, 0) ?? 0;
   return html`<${Card} title=${`Dead letters of ${topic}`}>
     <${ErrorNote} error=${error} />
-    <p role="status">${count(left.value ? left.value.lag : total)} left of ${count(total)}${done ? `; ${count(done)} requeued` : ""}. The newest, requeued ones included:</p>
-    ${value && html`<${Table} label="Dead letters" columns=${columns} rows=${[...value.records].reverse()} rowKey=${(/** @type {any} */ row) => `${row.partition_id}:${row.offset}`} />`}
+    <p role="status">${count(left.value ? left.value.lag : total)} left of ${count(total)} in <a href=${topicLink(dead)}>${dead}</a>${done ? `; ${count(done)} requeued` : ""}. The newest, requeued ones included:</p>
+    ${value && html`<${Table} label="Dead letters" columns=${columns} rows=${value.records.filter((/** @type {any} */ row) => isLetterOf(row, group)).reverse()} rowKey=${(/** @type {any} */ row) => `${row.partition_id}:${row.offset}`} />`}
     <p>A requeue sends them to ${topic} as new records, for every group of that topic.</p>
     <${Form} submit="Requeue all" onSubmit=${act} />
   <//>`;
