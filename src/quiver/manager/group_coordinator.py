@@ -4,9 +4,10 @@ Members, their partitions and epochs are metadata: a new primary continues where
 rebalance. In memory are only signs of life (`group_liveness`), and which groups are to be looked at again. Heartbeats
 that wait for a new assignment do so on the nodes that received them (`assignment_waiters`).
 
-A group is planned anew when its members or its topics change, after a short time in which further changes are gathered:
-a thousand members that join together lead to a few plans. The plan's commands name the version of the group that they
-were computed for; one that is refused was planned from stale metadata and is planned again.
+A group is planned again when its members or its topics change, or a partition becomes free, after a short time in which
+further changes are gathered: a thousand members that join together lead to a few plans. What the coordinator's own
+commands give and ask back leads to none (`group_plan.is_member_planned`). The plan's commands name the version of the
+group that they were computed for; one that is refused was planned from stale metadata and is planned again.
 
 Only the primary runs it: `run` lasts for one term of leadership.
 """
@@ -26,7 +27,14 @@ from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, RequestError, UnavailableError
 from quiver.logs import facts
 from quiver.manager.group_liveness import GroupLiveness, MemberKey
-from quiver.manager.group_plan import count_unassigned, find_member, plan_commands, plan_group
+from quiver.manager.group_plan import (
+    count_unassigned,
+    find_member,
+    is_group_planned,
+    is_member_planned,
+    plan_commands,
+    plan_group,
+)
 from quiver.metadata import (
     Command,
     CommandDone,
@@ -147,6 +155,10 @@ class GroupCoordinator:
         self._liveness = GroupLiveness(clock)
         self._identities: dict[MemberKey, ConnectionIdentity] = {}
         """Who sent the last heartbeat of each member with a pattern: it decides which topics match."""
+        self._members: dict[MemberKey, GroupMemberRow] = {}
+        """The members as the last change had them; what is different in the next one decides whether to plan."""
+        self._groups: dict[ConsumerId, GroupRow] = {}
+        """The groups, likewise."""
         self._planned: dict[ConsumerId, tuple[frozenset[str], tuple[tuple[TopicId, int], ...]]] = {}
         """The members, topics and numbers of partitions that this primary last planned each group for."""
         self._pauses: dict[ConsumerId, tuple[int, int]] = {}
@@ -251,19 +263,35 @@ class GroupCoordinator:
             if change.table is Table.GROUP_MEMBERS:
                 row = change.row
                 assert row is None or isinstance(row, GroupMemberRow)
-                self._liveness.keep(change.key, row)
-                if row is None:
-                    self._identities.pop(change.key, None)
-                self._mark((change.key[0],))
+                self._handle_member(change.key, row)
             elif change.table is Table.CONSUMER_GROUPS:
                 assert change.row is None or isinstance(change.row, GroupRow)
-                self._note_pause(change.key, change.row)
-                self._mark((change.key,))
+                self._handle_group(change.key, change.row)
             elif change.table is Table.TOPICS:
                 self._mark(self._store.view().consumer_groups)
 
+    def _handle_member(self, key: MemberKey, row: GroupMemberRow | None) -> None:
+        self._liveness.keep(key, row)
+        if is_member_planned(self._members.get(key), row):
+            self._mark((key[0],))
+        if row is None:
+            self._members.pop(key, None)
+            self._identities.pop(key, None)
+        else:
+            self._members[key] = row
+
+    def _handle_group(self, group_id: ConsumerId, row: GroupRow | None) -> None:
+        self._note_pause(group_id, row)
+        if is_group_planned(self._groups.get(group_id), row):
+            self._mark((group_id,))
+        if row is None:
+            self._groups.pop(group_id, None)
+        else:
+            self._groups[group_id] = row
+
     def _restart(self, view: View) -> None:
         """Begin with a whole view."""
+        self._members, self._groups = dict(view.group_members), dict(view.consumer_groups)
         self._liveness.keep_all(view.group_members)
         for group_id, group in sorted(view.consumer_groups.items()):
             self._note_pause(group_id, group)

@@ -84,6 +84,24 @@ def find_member(view: View, key: tuple[ConsumerId, str]) -> tuple[View, GroupMem
     )
 
 
+def is_member_planned(before: GroupMemberRow | None, after: GroupMemberRow | None) -> bool:
+    """Return whether the change of a member leads to a plan of its group.
+
+    It does if the member comes or goes, subscribes to something else, or does not have a partition any more. What it
+    was given, or asked for, is what a plan led to: the same plan would come out again.
+    """
+    if before is None or after is None:
+        return True
+    if (before.topics, before.pattern, before.rack) != (after.topics, after.pattern, after.rack):
+        return True
+    return not {one.key for one in before.owned} <= {one.key for one in after.owned}
+
+
+def is_group_planned(before: GroupRow | None, after: GroupRow | None) -> bool:
+    """Return whether the change of a group leads to a plan: it comes or goes, or its pause begins or ends."""
+    return before is None or after is None or (before.kind, before.pause_ms) != (after.kind, after.pause_ms)
+
+
 def plan_group(
     view: View, members: Sequence[GroupMemberRow], may_read: MayRead = everything
 ) -> tuple[GroupSteps, tuple[tuple[TopicId, int], ...]]:

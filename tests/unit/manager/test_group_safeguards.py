@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from group_world import GroupWorld, work
 
+from quiver.model import ConsumerId
 from quiver.testing.group_ablations import GroupSafeguard, disabled
 
 
@@ -17,6 +18,9 @@ async def use_and_move(world: GroupWorld) -> None:
     await world.wait_settled(4, one)
     epochs = dict(one.owned)
     two = world.enter("two", pause_s=0.6)
+    key = (ConsumerId(1), "one")
+    await world.wait(lambda: any(part.is_revoking for part in world.view.group_members[key].owned) or None)
+    await world.create("audit", 1)  # plans again, while the first member still has what it was asked for
     await world.wait_settled(4, one, two)
     assert all(epoch > epochs[key] for key, epoch in two.owned.items()), "a later owner has a higher epoch"
     changes = one.changes + two.changes

@@ -26,19 +26,22 @@ from quiver.errors import (
 from quiver.groups.machine import GroupSteps
 from quiver.manager import group_coordinator
 from quiver.manager.group_coordinator import BATCH_MAX, CommandBatcher
-from quiver.manager.group_plan import plan_commands
+from quiver.manager.group_plan import is_group_planned, is_member_planned, plan_commands, plan_group
 from quiver.metadata import (
     AddPartitionsCommand,
     AssignPartitions,
     DeleteTopicCommand,
+    GroupKind,
     GroupMember,
+    GroupMemberRow,
     GroupRow,
     MetadataStore,
     NotPrimaryError,
+    OwnedPartition,
     RemoveMembers,
     RestoreTopicCommand,
 )
-from quiver.model import ConsumerId, NodeId, TopicId
+from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.permissions import Grant, Permissions, ResourceKind, Verb
 from quiver.security.principal import user_principal
@@ -510,3 +513,57 @@ def test_plan_of_a_stale_version_is_made_again(monkeypatch: pytest.MonkeyPatch) 
         assert len(times) >= 2
 
     work(test)
+
+
+def test_own_commands_lead_to_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[GroupSteps] = []
+
+    def counted(*arguments: Any) -> Any:
+        steps, topics = plan_group(*arguments)
+        plans.append(steps)
+        return steps, topics
+
+    monkeypatch.setattr(group_coordinator, "plan_group", counted)
+
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=4)
+        one = world.enter("one")
+        await world.wait_settled(4, one)
+        await asyncio.sleep(2)
+        assert [len(steps.grants) for steps in plans] == [4], "the grants are not planned again"
+        two = world.enter("two")
+        await world.wait_settled(4, one, two)
+        await asyncio.sleep(2)
+        assert [(len(steps.grants), len(steps.revokes)) for steps in plans[1:]] == [(0, 2), (2, 0)]
+        await two.leave()
+        await world.wait_settled(4, one)
+        await asyncio.sleep(2)
+        assert [len(steps.grants) for steps in plans[3:]] == [2]
+
+    work(test)
+
+
+def test_changes_that_lead_to_a_plan() -> None:
+    owned = OwnedPartition(topic_id=TopicId(1), partition_id=PartitionId(0), epoch=1)
+    other = msgspec.structs.replace(owned, partition_id=PartitionId(1))
+    row = GroupMemberRow(
+        group_id=ConsumerId(1), member_id="a", joined_ms=1, session_timeout_ms=1, topics=("logs",), owned=(owned,)
+    )
+
+    def changed(**fields: Any) -> bool:
+        return is_member_planned(row, msgspec.structs.replace(row, **fields))
+
+    assert is_member_planned(None, row)
+    assert is_member_planned(row, None)
+    assert changed(topics=("audit",))
+    assert changed(pattern="*")
+    assert changed(rack="a")
+    assert changed(owned=())
+    assert changed(owned=(other,))
+    assert not changed(owned=(owned, other), version=2)
+    assert not changed(owned=(msgspec.structs.replace(owned, is_revoking=True),), version=2)
+    group = GroupRow(group_id=ConsumerId(1), kind=GroupKind.STREAM, created_ms=1)
+    assert is_group_planned(None, group)
+    assert is_group_planned(group, None)
+    assert is_group_planned(group, msgspec.structs.replace(group, pause_ms=5))
+    assert not is_group_planned(group, msgspec.structs.replace(group, version=2, rebalances=1, reason="joined"))
