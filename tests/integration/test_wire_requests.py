@@ -41,6 +41,7 @@ from quiver.wire.messages import (
     RestoreTopicRequest,
     SubmitCommand,
 )
+from quiver.wire.pool import CONNECTIONS_MAX
 from quiver.wire.requests import Done, Request, Response
 
 Answer = tuple[Response, Sequence[Buffer]]
@@ -391,6 +392,57 @@ def test_caller_waits_for_room_instead_of_being_refused() -> None:
             for at, call in enumerate(calls):
                 if at != 10:
                     assert (await call)[0].offset == at
+
+    run(test())
+
+
+def test_long_polls_leave_room_for_others_and_get_further_connections() -> None:
+    async def test() -> None:
+        gate = Gate()
+        settings = WireSettings(connection_requests_max=4)
+
+        async def handle(caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
+            return await (gate if request.is_long_poll else echo)(caller, request, payload)
+
+        async with serve(handle) as host, client(settings) as pool, asyncio.TaskGroup() as group:
+
+            def poll(at: int) -> asyncio.Task[Any]:
+                return group.create_task(pool.call(host.address, fetch(at, wait_ms=60_000), timeout_ms=60_000))
+
+            polls = [poll(at) for at in range(2)]
+            await wait_until(lambda: gate.inside == 2)
+            assert pool.status().connections == 1, "half of the room is theirs"
+            polls += [poll(at) for at in range(2, 5)]
+            await wait_until(lambda: gate.inside == 5)
+            assert pool.status().connections == 3
+            found, _ = await pool.call(host.address, ask_for(7), timeout_ms=20_000)
+            assert found.offset == 7, "long polls are in nobody's way"
+            polls += [poll(at) for at in range(5, 30)]
+            # Two on each further connection; the rest shares the first one's room, and waits there.
+            await wait_until(lambda: gate.inside == 2 * CONNECTIONS_MAX + 2)
+            assert pool.status().connections == CONNECTIONS_MAX
+            gate.opened.set()
+            assert [(await one)[0].end_offset for one in polls] == list(range(30))
+
+    run(test())
+
+
+def test_long_polls_wait_on_one_connection_if_the_node_accepts_no_other() -> None:
+    async def test() -> None:
+        gate = Gate()
+        settings = WireSettings(connection_requests_max=4)
+        async with (
+            serve(gate, settings=WireSettings(client_connections_max=1)) as host,
+            client(settings) as pool,
+            asyncio.TaskGroup() as group,
+        ):
+            requests = [fetch(at, wait_ms=60_000) for at in range(6)]
+            polls = [group.create_task(pool.call(host.address, one, timeout_ms=60_000)) for one in requests]
+            await wait_until(lambda: gate.inside == 4)
+            assert pool.status().connections == 1
+            gate.opened.set()
+            for one in polls:
+                await one
 
     run(test())
 

@@ -1,4 +1,7 @@
-"""Connections for requests, one per address, dialled on demand. The real implementation of the `Transport` seam.
+"""Connections for requests, by address, dialled on demand. The real implementation of the `Transport` seam.
+
+An address has one connection. Long polls stay in flight for long: they take at most half of its room, so that other
+requests never wait for them, and further ones get further connections, up to `CONNECTIONS_MAX`.
 
 It owns its connections and the tasks that dial them. Concurrent callers of one address wait for the same attempt, and a
 caller that is cancelled does not end the attempt for the others. A failed attempt is reported to all its waiters
@@ -36,8 +39,13 @@ from quiver.wire.tls import make_client_context
 R = TypeVar("R", bound=Response)
 _Dial = asyncio.Task[RequestConnection | RequestError | OverloadedError | str]
 
+_Key = tuple[str, int]
+"""An address, and which of its connections; 0 is the one for everything."""
+
 ADDRESSES_MAX = 4096
-"""Largest number of addresses with a connection or an attempt to dial."""
+"""Largest number of connections and attempts to dial."""
+CONNECTIONS_MAX = 8
+"""Most connections to one address; more than one only for long polls that the others have no room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +87,8 @@ class RequestPool:
         """The TLS context for dialling; None: without TLS."""
         self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
         self._node_secret = node_secret
-        self._usable: dict[str, RequestConnection] = {}
-        self._dials: dict[str, _Dial] = {}
+        self._usable: dict[_Key, RequestConnection] = {}
+        self._dials: dict[_Key, _Dial] = {}
         self._connections: set[Connection] = set()
         self._tasks = TaskScope(self.close)
         self._sweeper: asyncio.Task[None] | None = None
@@ -135,31 +143,55 @@ class RequestPool:
             QuiverError: the error that the other side answered with.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
-        connection = self._usable.get(address)
-        if connection is None or not connection.is_usable:
-            connection = await self._connect(address, deadline_s)
+        connection = self._usable.get((address, 0))
+        if connection is None or not connection.is_usable or (request.is_long_poll and not connection.has_poll_room):
+            connection = await self._find(address, request, deadline_s)
         try:
             return await connection.call(request, payload, deadline_s)
         except NotAllowedError as error:
             if self._authentication is None or error.code != UNAUTHENTICATED:
                 raise
         self._retire(address, connection)
-        connection = self._usable.get(address) or await self._connect(address, deadline_s)
+        connection = await self._find(address, request, deadline_s)
         return await connection.call(request, payload, deadline_s)
 
     def _retire(self, address: str, connection: RequestConnection) -> None:
-        """Use a connection no longer: its credential was revoked or has expired."""
-        if self._usable.get(address) is connection:
-            del self._usable[address]
-        if connection.is_idle:
-            connection.close("no longer authenticated")
+        """Use a connection no longer, nor others to its address: its credential was revoked or has expired."""
+        retired = [connection]
+        keys = [key for key in self._usable if key[0] == address]
+        if any(self._usable[key] is connection for key in keys):  # else another caller has replaced them
+            retired += [self._usable.pop(key) for key in keys]
+        for one in retired:
+            if one.is_idle:
+                one.close("no longer authenticated")
 
-    async def _connect(self, address: str, deadline_s: float) -> RequestConnection:
+    async def _find(self, address: str, request: Request[R], deadline_s: float) -> RequestConnection:
+        """Return the connection for a request: the address's first; for a long poll one that has room for it."""
+        first = await self._connected((address, 0), deadline_s)
+        if not request.is_long_poll or first.has_poll_room:
+            return first
+        for number in range(1, CONNECTIONS_MAX):
+            try:
+                connection = await self._connected((address, number), deadline_s)
+            except UnavailableError:
+                break  # the node accepts no more: wait for room
+            if connection.has_poll_room:
+                return connection
+        return first
+
+    async def _connected(self, key: _Key, deadline_s: float) -> RequestConnection:
+        connection = self._usable.get(key)
+        if connection is None or not connection.is_usable:
+            connection = await self._connect(key, deadline_s)
+        return connection
+
+    async def _connect(self, key: _Key, deadline_s: float) -> RequestConnection:
         if self._is_closed:
             raise UnavailableError("not done: this client is closed", code="closed")
-        dial = self._dials.get(address)
+        address, _ = key
+        dial = self._dials.get(key)
         if dial is None:
-            dial = self._start_dial(address)
+            dial = self._start_dial(key)
         try:
             async with timeout_at(deadline_s):
                 # Not `await dial`: a cancelled caller must not cancel the attempt that others wait for.
@@ -173,12 +205,12 @@ class RequestPool:
             raise UnavailableError(f"not done: {address} was not reached: {outcome}", code="not_reached")
         return outcome
 
-    def _start_dial(self, address: str) -> _Dial:
-        host, port = parse_address(address)
+    def _start_dial(self, key: _Key) -> _Dial:
+        host, port = parse_address(key[0])
         if len(self._usable) + len(self._dials) >= ADDRESSES_MAX:
-            raise OverloadedError(f"not done: connections to {ADDRESSES_MAX} other addresses are open")
-        dial = self._dials[address] = self._tasks.start(self._dial(host, port))
-        dial.add_done_callback(lambda _: self._finish_dial(address, dial))
+            raise OverloadedError(f"not done: {ADDRESSES_MAX} other connections are open")
+        dial = self._dials[key] = self._tasks.start(self._dial(host, port))
+        dial.add_done_callback(lambda _: self._finish_dial(key, dial))
         return dial
 
     async def _dial(self, host: str, port: int) -> RequestConnection | RequestError | OverloadedError | str:
@@ -206,11 +238,11 @@ class RequestPool:
                 connection.abort("connecting failed")
         return connection if is_done else connection.end_reason
 
-    def _finish_dial(self, address: str, dial: _Dial) -> None:
-        del self._dials[address]
+    def _finish_dial(self, key: _Key, dial: _Dial) -> None:
+        del self._dials[key]
         outcome = "" if dial.cancelled() else dial.result()
         if isinstance(outcome, RequestConnection):
-            self._usable[address] = outcome
+            self._usable[key] = outcome
 
     async def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,9 +250,9 @@ class RequestPool:
         while True:
             await asyncio.sleep(idle_timeout_s / 2)
             used_before_s = loop.time() - idle_timeout_s
-            for address, connection in tuple(self._usable.items()):
+            for key, connection in tuple(self._usable.items()):
                 if not connection.is_usable:
-                    del self._usable[address]
+                    del self._usable[key]
                 elif connection.is_idle and connection.used_at_s <= used_before_s:
-                    del self._usable[address]
+                    del self._usable[key]
                     connection.close("idle")

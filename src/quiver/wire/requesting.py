@@ -83,6 +83,7 @@ class RequestConnection(Connection):
         self._outbox = Outbox()
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
+        self._polls = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._last_id = 0
         self._will_flush = False
@@ -96,6 +97,11 @@ class RequestConnection(Connection):
     def requests(self) -> int:
         """Return how many requests are in flight."""
         return len(self._pending)
+
+    @property
+    def has_poll_room(self) -> bool:
+        """Whether long polls take less than half of its room; the rest is for requests that are answered soon."""
+        return self._polls < max(1, self.settings.connection_requests_max // 2)
 
     @property
     def is_idle(self) -> bool:
@@ -145,6 +151,7 @@ class RequestConnection(Connection):
         pending = _Pending(self._loop.create_future(), request, self._outbox.push(frame), size_bytes)
         self._pending[correlation_id] = pending
         self._pending_bytes += size_bytes
+        self._polls += request.is_long_poll
         self._flush_soon()
         return pending, correlation_id
 
@@ -202,6 +209,7 @@ class RequestConnection(Connection):
         pending = self._pending.pop(correlation_id, None)
         if pending is not None:
             self._pending_bytes -= pending.size_bytes
+            self._polls -= pending.request.is_long_poll
             self.used_at_s = self._loop.time()
             self._wake()
         return pending

@@ -77,6 +77,11 @@ class Request(msgspec.Struct, Generic[R], frozen=True, kw_only=True, omit_defaul
         return self.is_read or self._idempotent
 
     @property
+    def is_long_poll(self) -> bool:
+        """Whether it may wait at its receiver until there is something to answer."""
+        return bool(getattr(self, "wait_ms", 0))
+
+    @property
     def answer_bytes(self) -> int:
         """How many bytes of batches the answer may have; they are reserved before anything is read."""
         return min(getattr(self, "bytes_max", 0), ANSWER_BYTES_MAX)

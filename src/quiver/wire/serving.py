@@ -396,7 +396,7 @@ class RequestServer:
         # Strangers who send much must not keep others from proving who they are.
         name = f"host {call.session.host}" if type(call.request) in AUTHENTICATIONS else str(principal)
         timeout_s = call.incoming.timeout_ms / 1000
-        is_long_poll = bool(getattr(call.request, "wait_ms", 0))
+        is_long_poll = call.request.is_long_poll
         call.is_waiting = self.turns.wait(
             call, principal=name, topic=_topic_of(call.request), timeout_s=timeout_s, is_long_poll=is_long_poll
         )
