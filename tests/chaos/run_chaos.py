@@ -45,7 +45,7 @@ from quiver.testing.history import CheckResult, Recorder, check_history
 TOPIC = "chaos"
 PARTITIONS = 3
 
-CLIENTS: tuple[tuple[type[Client], int], ...] = (
+LONE_CLIENTS: tuple[tuple[type[Client], int], ...] = (
     (SequencedProducer, 2),
     (PlainProducer, 2),
     (SdkProducer, 1),
@@ -54,10 +54,10 @@ CLIENTS: tuple[tuple[type[Client], int], ...] = (
     (SdkConsumer, 1),
     (EndWatcher, 1),
     (TopicMaker, 2),
-    (WorkerKeeper, 2),
-    (MemberKeeper, 3),
 )
 """Who is at work, and how many of each."""
+CLIENTS: tuple[tuple[type[Client], int], ...] = (*LONE_CLIENTS, (WorkerKeeper, 2), (MemberKeeper, 3))
+"""The same with those that share a topic."""
 
 
 @dataclass

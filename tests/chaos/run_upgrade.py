@@ -21,7 +21,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from chaos_cluster import Cluster, NodeProcess
-from run_chaos import Report, Run
+from run_chaos import LONE_CLIENTS, Report, Run
 
 BASE = "e45a0d469aee29da806edea8408814a331f3976d"
 """The newest commit of the feature level before this program's."""
@@ -76,7 +76,7 @@ class Upgrade:
 
     def run(self, *, with_downgrade: bool) -> Report:
         self.cluster.start()
-        run = Run(self.cluster, seed=1)
+        run = Run(self.cluster, seed=1, clients=LONE_CLIENTS)  # the earlier program has no groups
         try:
             run.begin()
             self._roll(None, self._expect_refusal)

@@ -74,6 +74,6 @@ def test_broker_is_drained_and_removed_and_another_added_under_load(tmp_path: Pa
         time.sleep(2)
 
         report = run.finish()
-    assert report.is_clean, report
+    assert report.is_clean, str(report)
     assert report.failed_requests == []
     assert report.verdict.facts["records_acknowledged"] > 0

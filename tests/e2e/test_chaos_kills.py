@@ -16,7 +16,7 @@ KILLS = 5
 @pytest.mark.timeout(900)
 def test_clients_are_told_the_truth_while_nodes_are_killed_and_paused(tmp_path: Path) -> None:
     report = run_chaos(tmp_path, kills=KILLS, seed=1)
-    assert report.is_clean, report
+    assert report.is_clean, str(report)
     assert report.counts["kills"] >= KILLS
     for fact in ("records_acknowledged", "records_read", "end_offsets_read", "names_judged", "consumers_judged"):
         assert report.verdict.facts[fact] > 0, report

@@ -15,5 +15,5 @@ KILLS = 3
 def test_metadata_in_postgresql_survives_kills(tmp_path: Path) -> None:
     with running_server() as server:
         report = run_chaos(tmp_path, kills=KILLS, seed=3, database=server.url)
-    assert report.is_clean, report
+    assert report.is_clean, str(report)
     assert report.counts["kills"] >= KILLS

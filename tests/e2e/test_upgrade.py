@@ -15,6 +15,6 @@ def test_nodes_are_upgraded_one_by_one_under_load(tmp_path: Path) -> None:
     except NoBaseError as error:
         pytest.skip(str(error))
     report = Upgrade(tmp_path, base).run(with_downgrade=False)
-    assert report.is_clean, report
+    assert report.is_clean, str(report)
     for fact in ("records_acknowledged", "records_read"):
         assert report.verdict.facts[fact] > 0, report
