@@ -500,7 +500,7 @@ class Node:
     def _unready_reason(self) -> str:
         """Return why this node should get no requests; empty if it should."""
         if not self._is_ready.is_set():
-            return "this node is starting"
+            return self._broker.describe_start()
         alone_ms = self._member.leader_silence_ms()
         if alone_ms > self._settings.metadata.staleness_ms_max:
             return f"this node has had no primary for {alone_ms} ms: it is cut off, or most managers are down"

@@ -222,6 +222,11 @@ class Broker:
         """Wait until this node is registered with the primary."""
         await self._heartbeats.wait_registered()
 
+    def describe_start(self) -> str:
+        """Return in a sentence that this node is starting, and what keeps it from being registered, if it is known."""
+        problem = self._heartbeats.problem
+        return "this node is starting" + (f"; the primary got no heartbeat: {problem}" if problem else "")
+
     # -- work ------------------------------------------------------------------------------------
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:

@@ -124,6 +124,8 @@ class HeartbeatSender:
         self._send_now = asyncio.Event()
         self._registered = asyncio.Event()
         self._is_registered = False
+        self.problem = ""
+        """Why the primary did not get the last heartbeat; empty if it did."""
 
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
@@ -164,6 +166,7 @@ class HeartbeatSender:
                 self._is_registered = await self._register()  # its addresses may have changed since its last run
             taken = await self._router.ask_primary(request)
             self.full_nodes = frozenset(taken.full_nodes)
+            self.problem = ""
             if taken.is_known:
                 self._reported.update({_key_of(lead): lead.epoch for lead in leads})
                 self._registered.set()
@@ -171,7 +174,11 @@ class HeartbeatSender:
             await self._register()
         except QuiverError as error:
             self._check_program(error)
-            logger.debug("heartbeat not delivered", extra=facts(node=me.node, code=error.code, reason=error.message))
+            # A primary that is known and cannot be reached may stay so, as with a certificate that does not name it.
+            is_new = error.code == "not_reached" and error.message != self.problem
+            self.problem = error.message
+            about = facts(node=me.node, code=error.code, reason=error.message)
+            logger.log(logging.WARNING if is_new else logging.DEBUG, "heartbeat not delivered", extra=about)
         self.clients.restore(beats)
 
     async def _register(self) -> bool:
