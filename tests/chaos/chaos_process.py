@@ -61,10 +61,21 @@ class Program:
 
     def run(self) -> None:
         """Work until everything is done, or until SIGTERM."""
-        with quiver.connect(*self._addresses, timeout=PATIENCE_S) as cluster:
+        with self._connect() as cluster:
             self.work(cluster)
         if not self.is_terminated.is_set():
             self._history.with_suffix(".done").touch()
+
+    def _connect(self) -> quiver.Cluster:
+        """Connect as soon as one node runs; the client itself gives up at once while nothing listens anywhere."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return quiver.connect(*self._addresses, timeout=PATIENCE_S)
+            except UnavailableError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
 
     def work(self, cluster: quiver.Cluster) -> None:
         raise NotImplementedError
