@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from quiver.errors import StorageError, TrimmedError, UnknownVersionError
+from quiver.errors import StorageError, TrimmedError, UnavailableError, UnknownVersionError
 from quiver.model import GroupId, Index
 from quiver.record import Batch
 from quiver.replication.interfaces import Host, StateMachine
@@ -57,6 +57,7 @@ class Applier:
         self._on_unreadable = on_unreadable
         self._end_index = Index(applied_index + 1)
         self._is_reading = False
+        self._is_stopped = False
 
     def advance(self, end_index: Index) -> None:
         """Apply all entries below `end_index`, now or as soon as they are read."""
@@ -82,9 +83,13 @@ class Applier:
         """Freeze the state after everything up to and including `index`; return its bytes in parts."""
         return self._machine.snapshot_steps()
 
+    def stop(self) -> None:
+        """Apply nothing more: the member is closing. Idempotent."""
+        self._is_stopped = True
+
     def _apply(self) -> None:
         end_index = self._end_index
-        while self.index + 1 < end_index and not self._is_reading and self.unknown is None:
+        while self.index + 1 < end_index and not self._is_reading and not self._is_stopped and self.unknown is None:
             first_index = Index(self.index + 1)
             batches = self._log.read_entries_nowait(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
             if batches is None:
@@ -104,6 +109,8 @@ class Applier:
         with suppress(Exception):
             await run_in_steps(steps)
         self._is_reading = False
+        if self._is_stopped:
+            return
         if self.index + 1 == batches[0].header.index:  # else a snapshot was restored meanwhile
             self._apply_batches(batches)
         self._apply()
@@ -133,6 +140,8 @@ class Applier:
         except TrimmedError:
             self._is_reading = False  # a snapshot has replaced the log; it is restored here next
             return
+        except UnavailableError:
+            return  # the log is closed, and with it this member
         except StorageError as error:
             self._on_unreadable(error)
             return

@@ -29,6 +29,7 @@ from quiver.config import ReplicationSettings
 from quiver.errors import (
     DamageError,
     DiskFullError,
+    LogClosedError,
     NotLeaderError,
     OutcomeUnknownError,
     QuiverError,
@@ -257,6 +258,7 @@ class Member(MemberState):
             return
         self._is_closed = True
         self.next_deadline_ms = None
+        self._applier.stop()
         self._proposer.refuse(UnavailableError("not done: this member is closing; retry at another"))
         self._pending.abandon()
 
@@ -269,6 +271,7 @@ class Member(MemberState):
         self._log.stop_waiting()  # a restore may wait for the log, and the log for room
         await self._jobs.wait_ended()
         await self._log.close()
+        await self._jobs.wait_ended()  # a read that the log waited for may have found damage, which is saved
         self._persistence.close()
 
     def hand_over(self) -> None:
@@ -543,9 +546,20 @@ class Member(MemberState):
     # -- helpers ---------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], Any]) -> Any:
-        """Save or load a snapshot: large, and nothing urgent waits for it."""
+        """Save or load a snapshot: large, and nothing urgent waits for it. `close` waits for it.
+
+        Raises:
+            LogClosedError: not done; the files are closed.
+            DiskFullError: not done; there is no room.
+            StorageError: the disk failed; the node stops.
+        """
+        if self._jobs.are_over:
+            raise LogClosedError(f"not done: the files of group {self.group} are closed")
+        self._jobs.begin()
+        running = self._executor.submit(work, Lane.RECOVERY)
+        running.add_done_callback(lambda _: self._jobs.end())
         try:
-            return await self._executor.submit(work, Lane.RECOVERY)
+            return await asyncio.shield(running)  # files are in use until it has ended, even if the caller is cancelled
         except OSError as error:
             if is_out_of_space(error):
                 raise DiskFullError(f"not done: no room for a snapshot: {error}; it is retried later") from error

@@ -23,9 +23,11 @@ from quiver.storage import StoredHardState, StoredSnapshot
 
 
 class FileJobs:
-    """Counts the saves and restores that are using a member's files, which must not be closed before they end."""
+    """Counts the jobs that are using a member's files, which must not be closed or removed before they end."""
 
     def __init__(self) -> None:
+        self.are_over = False
+        """Whether the files are being closed."""
         self._running = 0
         self._ended: asyncio.Future[None] | None = None
 
@@ -40,10 +42,11 @@ class FileJobs:
             self._ended.set_result(None)
 
     async def wait_ended(self) -> None:
-        """Wait until no job is running; call it once, when no more begin."""
-        if self._running:
+        """Wait until no job is running; after that none may begin that only reads or saves a snapshot."""
+        while self._running:
             self._ended = asyncio.get_running_loop().create_future()
             await self._ended
+        self.are_over = True
 
 
 class Persistence:

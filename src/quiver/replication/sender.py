@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from quiver.errors import DamageError, StorageError
+from quiver.errors import DamageError, LogClosedError, StorageError, UnavailableError
 from quiver.model import GroupId, Index, NodeId
 from quiver.raft import (
     Append,
@@ -72,7 +72,10 @@ class MemberSender:
 
     async def send_snapshot(self, permission: SendSnapshot) -> None:
         """Send the oldest snapshot that covers the permitted index."""
-        snapshot = await self._run(partial(self._persistence.load_snapshot, permission.needed_index))
+        try:
+            snapshot = await self._run(partial(self._persistence.load_snapshot, permission.needed_index))
+        except LogClosedError:
+            return  # the member is closed
         if snapshot is None or self._raft.term != permission.term:  # a message must not carry a term that has ended
             self._carry_out(self._raft.snapshot_failed(permission.to, ticket=permission.ticket))
             return
@@ -91,6 +94,8 @@ class MemberSender:
         except DamageError as error:
             self._on_damage(error)  # else the member that needs these entries would wait forever
             return
+        except UnavailableError:
+            return  # the log is closed, and with it this member
         except StorageError:
             found = []  # removed by compaction, or unreadable for now: the core sees that nothing was sent
         if permission.to in self._raft.configuration.learners:

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,7 @@ from quiver.errors import DamageError, OverloadedError, RequestError, StorageErr
 from quiver.model import Index, Offset, Term
 from quiver.record.batch import Batch
 from quiver.storage.disk import Disk, DiskSpace
+from quiver.storage.disk_reads import DiskReads
 from quiver.storage.executor import Executor, Lane
 from quiver.storage.frames import SegmentHeader
 from quiver.storage.log_directory import open_directory
@@ -106,6 +108,7 @@ class Log:
         )
         self._truncations = 0
         self._removing: frozenset[Segment] = frozenset()
+        self._reads = DiskReads(directory, executor)
         self._adopt_segments_end()
 
     # -- opening ---------------------------------------------------------------------------------
@@ -193,8 +196,13 @@ class Log:
         self._writer.stop_waiting()
 
     async def close(self) -> None:
-        """Make all appended entries durable and close the files; idempotent. A failed log closes without an error."""
+        """Make all appended entries durable and close the files; idempotent. A failed log closes without an error.
+
+        After this returns nothing uses the files: they can be removed.
+        """
+        self._reads.refuse()
         await self._writer.close()
+        await self._reads.wait_ended()
         self._tail.close()
 
     # -- state -----------------------------------------------------------------------------------
@@ -454,6 +462,7 @@ class Log:
         Raises:
             TrimmedError: `first_index` is below the log's start.
             DamageError: the next entry fails its checksum.
+            UnavailableError: not done; the log is closed.
         """
         found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
         while found is None:
@@ -480,6 +489,7 @@ class Log:
             RequestError: `first_offset` is beyond the log's end.
             OverloadedError: not done; too many reads wait for the disk.
             DamageError: the next batch fails its checksum.
+            UnavailableError: not done; the log is closed.
             LargeBatch: the first batch has more than `first_bytes_max` bytes.
         """
         while True:
@@ -501,7 +511,7 @@ class Log:
             self._tail.count_read(is_hit=index is not None)
             if index is not None:
                 return self._read_tail(index, read_filter)
-            at = bisect_right(self._segments, first_offset, key=_first_offset_of) - 1
+            at = bisect_right(self._segments, first_offset, key=attrgetter("first_offset")) - 1
             position = self._segments[at].position_before_offset(first_offset)
             read_filter = msgspec.structs.replace(read_filter, end_index=self._tail.first_index)
             found = await self._read_for_client(at, position, read_filter)
@@ -523,6 +533,7 @@ class Log:
         Raises:
             OverloadedError: not done; too many reads wait for the disk.
             DamageError: a batch that the search reads fails its checksum.
+            UnavailableError: not done; the log is closed.
         """
         read_filter = ReadFilter(
             timestamp_min=timestamp,
@@ -570,7 +581,7 @@ class Log:
         part = SegmentRange(segments, first_position, segments[-1].size_bytes)
         try:
             work = partial(read_batches, self._disk, self.directory, part, read_filter, self._cipher)
-            found = await self._executor.submit(work, lane)
+            found = await self._reads.run(work, lane)
         except (DamageError, FileNotFoundError) as error:
             if truncations != self._truncations or segments[0] not in self._segments:
                 return None
@@ -585,12 +596,4 @@ class Log:
         return found if truncations == self._truncations else None
 
     def _segment_of_index(self, index: int) -> int:
-        return bisect_right(self._segments, index, key=_first_index_of) - 1
-
-
-def _first_index_of(segment: Segment) -> Index:
-    return segment.first_index
-
-
-def _first_offset_of(segment: Segment) -> Offset:
-    return segment.first_offset
+        return bisect_right(self._segments, index, key=attrgetter("first_index")) - 1

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Sequence
 
 import pytest
-from replication_cluster import DIRECTORY, GROUP, Cluster, ValuesMachine, run_in, simulate
+from replication_cluster import DIRECTORY, GROUP, Cluster, Node, ValuesMachine, run_in, simulate
 
 from quiver.config import ReplicationSettings
 from quiver.errors import (
@@ -20,10 +20,11 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import GroupId, Index, NodeId, Term
-from quiver.raft import Configuration, Entry, EntryKind
+from quiver.raft import Configuration, Entry, EntryKind, SendSnapshot
 from quiver.record import build_batch, build_control_batch
 from quiver.replication import CONTROL_STATE
 from quiver.replication.persistence import Persistence
+from quiver.storage import Lane
 from quiver.testing import Latency, SimulatedExecutor
 
 
@@ -333,6 +334,60 @@ async def test_closing_waits_for_a_snapshot_that_is_being_restored(cluster: Clus
     assert late.machine.values, "the snapshot was restored"
     await asyncio.sleep(0.05)
     assert late.failures == []
+
+
+def remove_files(node: Node) -> None:
+    """Remove all files of a node's member, as the broker does when a replica has left its group."""
+    for path in node.disk.paths():
+        if path.startswith(f"{DIRECTORY}/"):
+            node.disk.remove(path)
+    node.disk.remove_directory(DIRECTORY)
+
+
+async def slow_reads(node: Node) -> None:
+    """Let reads of a node's members wait for others, until cancelled, while writes do not."""
+    while True:
+        await asyncio.gather(*(node.member._executor.submit(lambda: None, Lane.RECOVERY) for _ in range(20)))
+
+
+@simulate
+async def test_files_are_removed_while_entries_are_being_read_to_apply_them(cluster: Cluster) -> None:
+    for number in range(30):
+        await cluster.propose(b"%d" % number * 20)
+    leader = await cluster.leader()
+    late = next(node for node in cluster.nodes.values() if node is not leader)
+    others = asyncio.ensure_future(slow_reads(late))
+    await asyncio.sleep(0.01)
+    late.member._applier.restore(b"", Index(0))  # as after a start from nothing but the log
+    late.member._apply()
+    assert late.member._applier._is_reading
+    await late.replicator.close_member(GROUP)
+    remove_files(late)
+    await asyncio.sleep(0.05)
+    others.cancel()
+    assert late.failures == []
+
+
+@simulate
+async def test_files_are_removed_while_a_snapshot_is_being_read_to_send_it(cluster: Cluster) -> None:
+    for number in range(60):
+        await cluster.propose(b"%d" % number * 20)
+        if number % 20 == 19:
+            await (await cluster.leader()).member.take_snapshot()
+    leader = await cluster.leader()
+    to = next(node for node in cluster.nodes if node != leader.id)
+    permission = SendSnapshot(to, ticket=0, term=leader.member.term, needed_index=Index(1), round=0)
+    others = asyncio.ensure_future(slow_reads(leader))
+    await asyncio.sleep(0.01)
+    sending = asyncio.ensure_future(leader.member._sender.send_snapshot(permission))
+    await asyncio.sleep(0)
+    await leader.replicator.close_member(GROUP)
+    remove_files(leader)
+    await sending
+    await leader.member._sender.send_snapshot(permission)  # begun before the member closed, run after it
+    await asyncio.sleep(0.05)
+    others.cancel()
+    assert leader.failures == []
 
 
 @simulate

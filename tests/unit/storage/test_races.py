@@ -23,7 +23,7 @@ from log_world import (
 from test_log import VALUES, runs
 
 from quiver.config import LogSettings
-from quiver.errors import DamageError, LogClosedError, LogFailedError, TrimmedError
+from quiver.errors import DamageError, LogClosedError, LogFailedError, TrimmedError, UnavailableError
 from quiver.model import Index, Offset, Term
 from quiver.storage import Lane, Log
 from quiver.storage.segment import segment_name
@@ -415,4 +415,28 @@ async def test_a_damaged_log_can_be_closed() -> None:
     log = open_log(disk)
     assert log.damage
     await log.close()
+    await log.close()
+
+
+@runs
+async def test_close_waits_for_reads_in_flight_and_later_ones_are_refused() -> None:
+    disk, executor = SimulatedDisk(), SteppingExecutor()
+    log = await filled(executor=executor, disk=disk)
+    reading = await start(log.read_entries(Index(1), end_index=Index(6), bytes_max=1_000_000))
+    cancelled = await start(log.read_records(Offset(0), end_offset=Offset(5), bytes_max=1_000_000))
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    held, executor.waiting = executor.waiting, []
+    assert len(held) == 2
+    closing = await start(log.close())
+    await finish(executor)
+    assert not closing.done()
+    with pytest.raises(UnavailableError, match="not done: the log is closed"):
+        await log.read_entries(Index(1), end_index=Index(6), bytes_max=1_000_000)
+    executor.waiting = held
+    await executor.step()
+    assert len(await reading) == 5
+    assert not closing.done()  # a thread still uses the files for the reader that was cancelled
+    await executor.step()
+    assert closing.done()
     await log.close()
