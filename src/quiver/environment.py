@@ -100,6 +100,11 @@ class Environment(Protocol):
     keys: KeyRing | None
     """The keys that open encrypted logs; None: the node has none."""
 
+    @property
+    def certificate_problem(self) -> str:
+        """Why other nodes and clients refuse the node's certificate; empty if they do not, or without TLS."""
+        ...
+
     def open_network(
         self,
         identity: NodeIdentity,
@@ -159,7 +164,8 @@ class SystemEnvironment:
         self.level_max = LEVEL_MAX
         self.mode = decide_mode(settings)
         self.keys = _load_keys(settings.encryption)
-        self.certificates = CertificateReloader(settings.tls, self.clock)
+        host = node.advertise or parse_address(node.wire)[0]
+        self.certificates = CertificateReloader(settings.tls, self.clock, node=NodeId(node.id), host=host)
         self._settings = settings
         self._watchdog = LoopWatchdog(alarm_ms=node.loop_lag_alarm_ms)
         measure_gc()
@@ -174,6 +180,11 @@ class SystemEnvironment:
         self._watchdog.stop()
         self._threads.close()
         self._descriptors.close()
+
+    @property
+    def certificate_problem(self) -> str:
+        """Return why other nodes and clients refuse the node's certificate; empty if they do not."""
+        return self.certificates.problem
 
     def metrics(self) -> Iterable[MetricFamily]:
         """Return the metrics of this process and of its executor."""

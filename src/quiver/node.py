@@ -434,8 +434,7 @@ class Node:
         described = self.describe(request)
         if request.with_metrics:
             metrics = tuple(await self._collect_metrics(described))
-            now_ms = self._environment.clock.wall_ms()
-            described = msgspec.structs.replace(described, metrics=metrics, now_ms=now_ms)
+            described = msgspec.structs.replace(described, metrics=metrics, now_ms=self._environment.clock.wall_ms())
         if request.with_history and self._gateway is not None:
             described = msgspec.structs.replace(described, history=self._gateway.history())
         return described, ()
@@ -488,6 +487,7 @@ class Node:
             database_outage=status.outage or "",
             security_mode=self._environment.mode.value,
             provider_problem="" if self._provider is None else self._provider.problem,
+            certificate_problem=self._environment.certificate_problem,
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
             problems=(*self._describe_metadata_problem(), *self._broker.describe_problems()),
             partition_stops=self._broker.status().stops,

@@ -14,7 +14,7 @@ from wire_hosts import Host, client, run, serve
 from quiver.cli import main
 from quiver.clock import SystemClock
 from quiver.config import TlsSettings
-from quiver.model import Buffer, Offset, PartitionId, TopicId
+from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.security.bootstrap import initialize
 from quiver.security.certificates import load_certificate
 from quiver.wire import Caller
@@ -62,7 +62,7 @@ def test_renewed_certificate_is_shown_and_open_connections_stay(tmp_path: Path) 
 
     async def test() -> None:
         trust = TlsSettings(is_enabled=True, ca_file=tls.ca_file)
-        reloader = CertificateReloader(tls, SystemClock())
+        reloader = CertificateReloader(tls, SystemClock(), node=NodeId(1), host="127.0.0.1")
         async with serve(answer, tls=tls) as host, client(tls=trust) as pool:
             reloader.track(*host.network.tls_contexts)
             await pool.call(host.address, PRODUCE, timeout_ms=10_000)
@@ -84,7 +84,7 @@ def test_files_that_cannot_be_used_change_nothing(tmp_path: Path, caplog: pytest
     tls = settings_in(tmp_path)
 
     async def test() -> None:
-        reloader = CertificateReloader(tls, SystemClock())
+        reloader = CertificateReloader(tls, SystemClock(), node=NodeId(1), host="127.0.0.1")
         async with serve(answer, tls=tls) as host:
             reloader.track(*host.network.tls_contexts)
             shown = await serial_shown_by(host, tls.ca_file)
@@ -99,14 +99,15 @@ def test_files_that_cannot_be_used_change_nothing(tmp_path: Path, caplog: pytest
 
     with caplog.at_level(logging.WARNING):
         run(test())
-    assert [record.getMessage() for record in caplog.records] == ["certificate not reloaded"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["certificate not reloaded", "certificate is refused by others"], "it names node 2"
 
 
 def test_hangup_reloads_although_nothing_seems_changed(tmp_path: Path) -> None:
     initialize(str(tmp_path), {1: ["127.0.0.1"]})
 
     async def test() -> None:
-        reloader = CertificateReloader(settings_in(tmp_path), SystemClock())
+        reloader = CertificateReloader(settings_in(tmp_path), SystemClock(), node=NodeId(1), host="127.0.0.1")
         watching = asyncio.ensure_future(reloader.run())
         await asyncio.sleep(0)
         reloader.reload_now()
@@ -117,6 +118,41 @@ def test_hangup_reloads_although_nothing_seems_changed(tmp_path: Path) -> None:
     run(test())
 
 
+@pytest.mark.parametrize("host", ["broker-1.example.com", "10.9.8.7"])
+def test_certificate_that_does_not_name_its_host_is_reported_until_the_command_mends_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    initialize(str(tmp_path), {1: ["127.0.0.1"]})
+    tls = settings_in(tmp_path)
+    reloader = CertificateReloader(tls, SystemClock(), node=NodeId(1), host=host)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reloader.rehearse()
+    assert [record.getMessage() for record in caplog.records] == ["certificate is refused by others"]
+    sentence, _, advice = reloader.problem.partition("; ")
+    for part in (tls.certificate_file, f"they dial {host!r}", "it names node-1, localhost, 127.0.0.1"):
+        assert part in sentence
+    command = advice.partition("quiver ")[2].partition(";")[0].split()
+    assert main(command) == 0
+    reloader.check()
+    assert reloader.problem == ""
+
+
+def test_certificate_of_another_node_or_authority_is_reported(tmp_path: Path) -> None:
+    initialize(str(tmp_path / "own"), {1: ["127.0.0.1"]})
+    initialize(str(tmp_path / "other"), {1: ["127.0.0.1"]})
+    tls = settings_in(tmp_path / "own")
+    reloader = CertificateReloader(tls, SystemClock(), node=NodeId(2), host="127.0.0.1")
+    reloader.rehearse()
+    assert "they dial 'node-2'" in reloader.problem
+    assert reloader.problem.endswith("quiver security init 2@127.0.0.1")
+    replace(tls.ca_file, tmp_path / "other" / "ca.pem")
+    reloader = CertificateReloader(tls, SystemClock(), node=NodeId(1), host="127.0.0.1")
+    reloader.rehearse()
+    assert reloader.problem.endswith(f"use a certificate of the authority in {tls.ca_file}")
+    assert reloader.problem.count("; ") == 1
+
+
 @pytest.mark.parametrize(("days", "warnings"), [(10, 1), (60, 0)])
 def test_certificate_that_ends_soon_is_warned_about_once_a_day(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, warnings: int
@@ -124,7 +160,7 @@ def test_certificate_that_ends_soon_is_warned_about_once_a_day(
     initialize(str(tmp_path), {1: ["127.0.0.1"]}, days=days)
 
     async def test() -> None:
-        reloader = CertificateReloader(settings_in(tmp_path), SystemClock())
+        reloader = CertificateReloader(settings_in(tmp_path), SystemClock(), node=NodeId(1), host="127.0.0.1")
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 reloader.warn_before_expiry()

@@ -63,6 +63,8 @@ def _print_nodes(overview: ClusterOverview) -> None:
             _warn(f"node {node.node} serves from its log, without its database: {node.database_outage}")
         if node.provider_problem:
             _warn(f"node {node.node} keeps the keys that it has: {node.provider_problem}")
+        if node.certificate_problem:
+            _warn(f"node {node.node}: {node.certificate_problem}")
         for found in node.problems:
             what = "metadata" if found.partition_id is None else f"partition {found.topic}/{found.partition_id}"
             _warn(f"{what} on node {node.node} is {found.state}: {found.problem}")

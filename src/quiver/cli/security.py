@@ -114,6 +114,7 @@ def _print_made(made: MadeFiles, hosts: Mapping[int, Sequence[str]], directory: 
     epilog=examples(
         "quiver security renew /etc/quiver/node.pem",
         "quiver security renew node-4.pem --directory ./quiver-security",
+        "quiver security renew /etc/quiver/node.pem --host broker-1.example.com",
     )
 )
 @click.argument(
@@ -123,15 +124,20 @@ def _print_made(made: MadeFiles, hosts: Mapping[int, Sequence[str]], directory: 
 @click.option(
     "--days", type=click.IntRange(1, 3650), default=NODE_DAYS, show_default=True, help="Validity of certificates."
 )
-def renew(certificates: tuple[str, ...], *, directory: str | None, days: int) -> None:
+@click.option(
+    "--host", "hosts", metavar="NAME", multiple=True, help="Further name or address at which the node is dialled."
+)
+def renew(certificates: tuple[str, ...], *, directory: str | None, days: int, hosts: tuple[str, ...]) -> None:
     """Replace each CERTIFICATE of a node by one that is valid for longer; key and hosts stay.
 
     It needs the key of the authority: run it on a manager, or where `quiver security init` ran. A node reloads its
     certificate within ten seconds.
     """
+    if hosts and len(certificates) > 1:
+        raise RequestError("not done: --host is for one node: name one certificate", code="bad_node")
     for path in certificates:
         own = directory or os.path.dirname(path) or "."
-        renew_certificate(path, load_authority(f"{own}/{CA_NAME}", f"{own}/{CA_KEY_NAME}"), days=days)
+        renew_certificate(path, load_authority(f"{own}/{CA_NAME}", f"{own}/{CA_KEY_NAME}"), days=days, hosts=hosts)
         expires = format_time(int(expiry_s(read_text(path)) * 1000))
         click.echo(f"renewed {path}, expires: {expires}; the node that has it reloads it")
 

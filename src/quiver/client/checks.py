@@ -418,7 +418,16 @@ def _check_defects(report: ClusterReport) -> Iterator[ClusterFinding]:
 
 
 def _check_certificates(report: ClusterReport) -> Iterator[ClusterFinding]:
-    for node, _, metrics in report.answers():
+    for node, described, metrics in report.answers():
+        if described.certificate_problem:
+            sentence, _, advice = described.certificate_problem.partition("; ")
+            yield ClusterFinding(
+                severity="critical",
+                code="certificate_refused",
+                subject=f"node {node}",
+                sentence=sentence,
+                advice=advice,
+            )
         end_s = metrics.total("quiver_tls_certificate_expiry_timestamp_seconds")
         days = None if end_s is None else (end_s - report.now_ms / 1000) / DAY_S
         if days is not None and days < CERTIFICATE_WARNING_DAYS:

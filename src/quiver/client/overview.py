@@ -60,6 +60,8 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     """How it is protected: `development`, `secure` or `insecure`."""
     provider_problem: str = ""
     """Why it cannot read the keys of the identity provider; those that it has stay in use."""
+    certificate_problem: str = ""
+    """Why other nodes and clients refuse its certificate, and what to do."""
     problems: tuple[ProblemInfo, ...] = ()
     """Its replicas that do not serve, and its copy of the metadata if that has stopped."""
     unready: str = ""
@@ -205,6 +207,7 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
         database_outage=answer.database_outage,
         security_mode=answer.security_mode,
         provider_problem=answer.provider_problem,
+        certificate_problem=answer.certificate_problem,
         pid=answer.pid,
         version=answer.version,
         level_max=answer.level_max,

@@ -141,14 +141,14 @@ def save_node(directory: str, *, key: Secret, certificate: str, authority: str) 
         raise ConfigError(f"{error.filename or directory}: {error.strerror}") from None
 
 
-def renew_certificate(path: str, authority: Authority, *, days: int = NODE_DAYS) -> None:
-    """Replace a node's certificate by one for the same key and hosts; the file keeps its owner.
+def renew_certificate(path: str, authority: Authority, *, days: int = NODE_DAYS, hosts: Sequence[str] = ()) -> None:
+    """Replace a node's certificate by one for the same key and hosts, and further ones; the file keeps its owner.
 
     Raises:
         ConfigError: the file cannot be read or replaced.
-        RequestError: another authority issued the certificate.
+        RequestError: another authority issued the certificate, or a host is not valid.
     """
-    certificate = authority.renew(read_text(path), days=days)
+    certificate = authority.renew(read_text(path), days=days, hosts=hosts)
     try:
         owner = os.stat(path)
         with suppress(FileNotFoundError):

@@ -63,12 +63,14 @@ class Authority:
         names = x509.SubjectAlternativeName(_alternative_names(node, hosts))
         return self._sign(_name(f"node-{node}"), names, _load_request(request), days=days)
 
-    def renew(self, certificate: str, *, days: int = NODE_DAYS) -> str:
+    def renew(self, certificate: str, *, days: int = NODE_DAYS, hosts: Sequence[str] = ()) -> str:
         """Return a certificate, as PEM, for the node, the hosts and the key of one that this authority issued.
+
+        `hosts` are further names or addresses at which the node is dialled.
 
         Raises:
             ConfigError: the text is no certificate.
-            RequestError: another authority issued it, or it is not that of a node.
+            RequestError: another authority issued it, it is not that of a node, or a host is not valid.
         """
         old = load_certificate(certificate)
         try:
@@ -83,6 +85,10 @@ class Authority:
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
         if not isinstance(key, ec.EllipticCurvePublicKey) or not any(uri.startswith(NODE_URI) for uri in uris):
             raise RequestError("not done: not the certificate of a node", code="bad_node")
+        if hosts:
+            node = int(next(uri for uri in uris if uri.startswith(NODE_URI)).removeprefix(NODE_URI))
+            known = [one for one in list_names(certificate) if one != f"node-{node}"]
+            names = x509.SubjectAlternativeName(_alternative_names(node, list(dict.fromkeys((*known, *hosts)))))
         return self._sign(old.subject, names, key, days=days)
 
     def _sign(
@@ -107,6 +113,15 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+
+
+def list_names(certificate: str) -> list[str]:
+    """Return the hosts and node names in a certificate, given as PEM; raises `ConfigError` if it is none."""
+    try:
+        names = load_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def make_authority(name: str) -> tuple[str, Secret]:

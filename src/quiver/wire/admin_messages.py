@@ -111,6 +111,8 @@ class NodeDescribed(Response, frozen=True):
     """How the node is protected: `development`, `secure` or `insecure`."""
     provider_problem: str = ""
     """Why the node cannot read the keys of the identity provider; empty if it can, or has none."""
+    certificate_problem: str = ""
+    """Why other nodes and clients refuse the node's certificate, and what to do; empty if they do not."""
     history: tuple[HistorySample, ...] = ()
     """What the node did in the last minutes, oldest first; only gateways keep it."""
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import ssl
+from contextlib import suppress
 
 from quiver.clock import Clock
 from quiver.config import TlsSettings
 from quiver.errors import ConfigError
 from quiver.logs import facts
+from quiver.model import NodeId
 from quiver.security.bootstrap import read_text
-from quiver.security.certificates import expiry_s
+from quiver.security.certificates import expiry_s, list_names
 from quiver.tasks import timeout
-from quiver.wire.tls import load_files, make_client_context
+from quiver.wire.tls import load_files, make_client_context, node_name, rehearse_handshake
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +39,10 @@ _Stamp = tuple[tuple[int, int, int], ...]
 class CertificateReloader:
     """Keeps the TLS contexts of one node up to date with its files."""
 
-    def __init__(self, settings: TlsSettings, clock: Clock) -> None:
+    def __init__(self, settings: TlsSettings, clock: Clock, *, node: NodeId, host: str) -> None:
+        """`host` is the name or address at which other nodes and clients dial this node."""
         self._settings = settings
+        self._node, self._host = node, host
         self._clock = clock
         self._contexts: list[ssl.SSLContext] = []
         self._loaded = self._stamp()
@@ -45,6 +50,8 @@ class CertificateReloader:
         self._warned_ms: int | None = None
         self._is_asked = asyncio.Event()
         self.reloads = 0
+        self.problem = ""
+        """Why other nodes and clients refuse the certificate, then `; ` and what to do; empty if they do not."""
 
     def track(self, *contexts: ssl.SSLContext | None) -> None:
         """Keep these contexts up to date."""
@@ -59,6 +66,7 @@ class CertificateReloader:
         """Watch the files until cancelled; returns at once without TLS."""
         if not self._settings.is_enabled:
             return
+        self.rehearse()
         while True:
             self.check()
             self.warn_before_expiry()
@@ -86,6 +94,36 @@ class CertificateReloader:
         self._loaded, self._failed, self._warned_ms = stamp, None, None
         self.reloads += 1
         logger.info("certificate reloaded", extra=facts(file=self._settings.certificate_file))
+        self.rehearse()
+
+    def rehearse(self) -> None:
+        """Find out, before others do, whether they refuse the certificate, and warn if they do."""
+        before, self.problem = self.problem, ""
+        with suppress(ConfigError):  # `check` reports files that cannot be used
+            self.problem = self._find_problem()
+        if self.problem and self.problem != before:
+            logger.warning("certificate is refused by others", extra=facts(node=self._node, problem=self.problem))
+
+    def _find_problem(self) -> str:
+        """Dial this node in memory by each of its names: peers dial its node name, requests its host."""
+        file = self._settings.certificate_file
+        for name in (node_name(self._node), self._host) if file else ():
+            if reason := rehearse_handshake(self._settings, name):
+                names = ", ".join(list_names(read_text(file))) or "no host"
+                return (
+                    f"others refuse its certificate {file}: they dial {name!r}, and it names {names} "
+                    f"({reason.rstrip('.')}); {self._advise(name, reason)}"
+                )
+        return ""
+
+    def _advise(self, name: str, reason: str) -> str:
+        file = self._settings.certificate_file
+        if "mismatch" not in reason:
+            return f"use a certificate of the authority in {self._settings.ca_file or 'the system'}"
+        if name != self._host:
+            return f"make one for this node where ca.key is: quiver security init {self._node}@{self._host}"
+        command = f"quiver security renew {shlex.quote(file)} --host {shlex.quote(name)}"
+        return f"add the name where ca.key is: {command}; or set node.advertise to a name that it has"
 
     def warn_before_expiry(self) -> None:
         """Log a warning once a day while the certificate is about to expire, or has."""

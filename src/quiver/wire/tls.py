@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from quiver.config import GatewaySettings, TlsSettings
@@ -22,6 +23,9 @@ from quiver.security.principal import NODE_URI
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, refuse
 
 _VERIFICATION = {"none": ssl.CERT_NONE, "nodes": ssl.CERT_OPTIONAL, "all": ssl.CERT_REQUIRED}
+
+_FLIGHTS = 3
+"""Turns of both sides after which a handshake of TLS 1.3 is done, also if it needs a second hello."""
 
 Certificate = Mapping[str, Any]
 """A verified certificate as `ssl` describes it; empty if none was presented."""
@@ -95,6 +99,32 @@ def load_files(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext
         files = ", ".join(filter(None, (settings.certificate_file, settings.key_file, settings.ca_file)))
         raise ConfigError(f"tls: {error}; the files are {files}") from None
     return context
+
+
+def rehearse_handshake(settings: TlsSettings, name: str) -> str:
+    """Return why a node or client with the same authorities that dials `name` refuses this node; empty if it does not.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    server, client = make_server_context(settings), make_client_context(settings)
+    assert server is not None, "asked only with TLS"
+    assert client is not None
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        sides = (
+            client.wrap_bio(to_client, to_server, server_hostname=name),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        )
+        for _ in range(_FLIGHTS):
+            for side in sides:
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (ssl.SSLError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _refuse_password() -> str:

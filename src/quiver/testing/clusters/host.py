@@ -85,6 +85,7 @@ class SimulatedEnvironment:
     level_max: int = LEVEL_MAX
     mode: SecurityMode = SecurityMode.DEVELOPMENT
     keys: KeyRing | None = None
+    certificate_problem: str = ""
 
     @asynccontextmanager
     async def open_network(
