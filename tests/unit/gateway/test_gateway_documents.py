@@ -21,6 +21,9 @@ from quiver.gateway.openapi import (
     render_page,
 )
 from quiver.gateway.routes import ROUTES
+from quiver.metadata.apply import apply
+from quiver.metadata.commands import CreateTopicCommand, InitCluster, RegisterBroker
+from quiver.metadata.state import MetadataState
 from quiver.model import Index, NodeId
 from quiver.node_metrics import describe_node
 from quiver.wire.admin_messages import NodeDescribed
@@ -56,6 +59,28 @@ def test_document_tells_bounds_and_what_must_be_given() -> None:
     assert "10000" in repr(by_name["max"]["schema"])
     produce = document["components"]["schemas"]["ProduceBody"]
     assert produce["required"] == ["topic", "producer_id"]
+
+
+def test_limits_in_the_document_are_those_of_the_server() -> None:
+    """The decoder holds requests to the document; the metadata must not be stricter, nor more lenient."""
+    fields = make_document()["components"]["schemas"]["CreateTopicBody"]["properties"]
+
+    def refusal(name: str, partitions: int, replicas: int) -> str:
+        state = MetadataState()
+        apply(state, InitCluster(now_ms=1, cluster_id="c", feature_level=2))
+        for broker in range(1, replicas + 1):
+            apply(state, RegisterBroker(now_ms=1, broker_id=NodeId(broker), identity="i", wire_address="host:1"))
+        row = tuple(map(NodeId, range(1, replicas + 1)))
+        command = CreateTopicCommand(now_ms=1, topic=name, replicas=replicas, assignments=(row,) * partitions)
+        found = apply(state, command).refusal
+        return "" if found is None else found.code
+
+    name_max = fields["topic_name"]["anyOf"][0]["maxLength"]
+    partitions_max, replicas_max = (fields[one]["anyOf"][0]["maximum"] for one in ("partitions", "replicas"))
+    assert refusal("t" * name_max, partitions_max, 1) == refusal("t", 1, replicas_max) == ""
+    assert refusal("t" * (name_max + 1), 1, 1)
+    assert refusal("t", partitions_max + 1, 1)
+    assert refusal("t", 1, replicas_max + 1)
 
 
 def test_answers_and_failures_tell_their_status_in_the_document() -> None:
