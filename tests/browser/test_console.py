@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,6 +303,31 @@ def test_dead_letters_are_found_where_the_queue_says(
 def open_queue(address: str, topic: str, group: str, dead_letter_topic: str) -> None:
     with quiver.connect(address) as connected, connected.queue(topic, group, dead_letter_topic=dead_letter_topic):
         pass
+
+
+def test_run_of_a_pipeline_shows_its_lag_and_its_report(
+    console: Console, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    topics = {"_pipelines": "", "_pipeline_reports": "# Audit\n\n<script>all sources agree</script>"}
+    for topic, report in topics.items():
+        call("POST", "/topics", {"topic_name": topic, "partitions": 1})
+        producer = call("POST", "/producer/register", {"topic": topic})["producer_id"]
+        run = {"started_ms": 1, "updated_ms": 2, "topics": ["orders"], "report": "/srv/reports/audit.md"}
+        runs = [
+            json.dumps({**run, "run": "audit orders 1", "pipeline": "audit", "state": "passed", "report_offset": 0}),
+            json.dumps({**run, "run": "archive orders 2", "pipeline": "archive", "state": "done", "lag": 12_345}),
+        ]
+        body = {"topic": topic, "producer_id": producer, "partition_id": 0, "messages": [report] if report else runs}
+        call("POST", "/producer/produce_batch", body)
+    page = draw(console, "pipelines")
+    expect(page.get_by_role("row").filter(has_text="archive orders 2")).to_contain_text("12,345")
+    assert page.get_by_role("button", name="audit.md of archive orders 2").count() == 0, "it was not copied"
+    page.get_by_role("button", name="audit.md of audit orders 1").click()
+    expect(page.get_by_role("dialog").locator("pre")).to_have_text(topics["_pipeline_reports"])
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Save audit.md").click()
+    started.value.save_as(tmp_path / "saved")
+    assert (tmp_path / "saved").read_text() == topics["_pipeline_reports"]
 
 
 def test_node_joins_gets_replicas_is_drained_and_removed(console: Console, cluster: Cluster, orders: str) -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from gateway_nodes import ask
 
 import quiver
 from quiver.errors import RequestError
-from quiver.spark.pipelines.registration import RUNS_TOPIC, RunDescription, RunRegistration
+from quiver.spark.pipelines import registration
+from quiver.spark.pipelines.registration import (
+    REPORT_BYTES_MAX,
+    REPORTS_TOPIC,
+    RUNS_TOPIC,
+    RunDescription,
+    RunRegistration,
+)
 from quiver.testing import LocalCluster
 
 
@@ -42,12 +50,42 @@ def test_runs_are_listed_with_their_last_state(address: str) -> None:
     }, "the same job again continues its line"
 
 
+def test_report_is_copied_to_the_cluster(address: str, tmp_path: Path) -> None:
+    page = tmp_path / "logs.html"
+    page.write_bytes("<p>ünchanged".encode())
+    large = tmp_path / "large.md"
+    large.write_bytes(bytes(REPORT_BYTES_MAX + 1))
+    missing = tmp_path / "missing.md"
+    with quiver.connect(f"http://{address}") as cluster:
+        for path in (page, large, missing):
+            with RunRegistration(lambda: cluster, path.stem, topics=("t",), report=str(path)) as run:
+                run.note(state="done", lag=7)
+        with pytest.raises(RequestError), RunRegistration(lambda: cluster, "bad", topics=("t",), report=str(page)):
+            raise RequestError("it failed before it wrote one: what is there is an older one")
+    runs = {one["pipeline"]: one for one in ask(address, "GET", "/pipelines")[1]["runs"]}
+    assert [runs[name].get("report_offset") for name in ("logs", "large", "missing", "bad")] == [0, None, None, None]
+    assert [runs[name]["state"] for name in ("logs", "large", "missing")] == ["done"] * 3
+    assert runs["logs"]["lag"] == 7
+    (record,) = ask(address, "GET", f"/topics/{REPORTS_TOPIC}/records")[1]["records"]
+    assert (record["message"], record["headers"]) == ("<p>ünchanged", {"name": "logs.html"})
+
+
+def test_run_that_waits_says_so_now_and_then(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with quiver.connect(f"http://{address}") as cluster, RunRegistration(lambda: cluster, "idle", topics=()) as run:
+        run.note_idle()
+        described = run._last.updated_ms
+        monkeypatch.setattr(registration, "IDLE_EVERY_S", 0.0)
+        time.sleep(0.002)
+        run.note_idle()
+        assert run._last.updated_ms > described
+
+
 def test_run_goes_on_without_a_cluster() -> None:
     def refuse() -> quiver.Cluster:
         raise RequestError("no permission")
 
-    with RunRegistration(refuse, "audit", topics=("logs",)) as registration:
-        registration.note(records=1)
+    with RunRegistration(refuse, "audit", topics=("logs",)) as run:
+        run.note(records=1)
 
 
 def test_both_sides_know_the_same_fields() -> None:

@@ -221,9 +221,12 @@ class PipelineRunItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     updated_ms: int
     topics: list[str] = []
     records: int | None = None
-    lag: int | None = None
+    lag: Annotated[int | None, Meta(description="Records of the topic that it has not done yet, if it knows.")] = None
     verdict: str = ""
-    report: Annotated[str, Meta(description="Where it wrote its report.")] = ""
+    report: Annotated[str, Meta(description="The file that it writes its report to, on the machine that runs it.")] = ""
+    report_offset: Annotated[
+        int | None, Meta(description="Of the record of the topic `_pipeline_reports` that is its report.")
+    ] = None
 
 
 class PipelinesAnswer(Answer, frozen=True):

@@ -27,7 +27,7 @@ from quiver.spark.holds import QueryHold
 from quiver.spark.logs import Model
 from quiver.spark.logs.formats import layout_of_format
 from quiver.spark.offset_reader import OffsetReader
-from quiver.spark.offsets import OffsetRange, StreamOffset, limit_records, ranges_between
+from quiver.spark.offsets import OffsetRange, StreamOffset, limit_records, ranges_between, records_between
 from quiver.spark.options import OffsetBound, ReadOptions, parse_duration
 from quiver.spark.pipelines import log_summary
 from quiver.spark.pipelines.analyze_checkpoint import AnalyzeCheckpoint, AnalyzeState
@@ -203,14 +203,14 @@ class _AnalyzeRun:
             if planned is None and not ranges_between(self._state.offsets, target):
                 break
             end = planned or limit_records(self._state.offsets, target, BATCH_TASKS_MAX * task_records(record_bytes))
+            self._report(target)
             self._run_batch(end, record_bytes)
             self._hold.move(self._state.offsets, target)
-        self._report()
+        self._report(target)
         return not ranges_between(self._state.offsets, target)
 
     def _run_batch(self, end: StreamOffset, record_bytes: int) -> None:
         job, state = self._job, self._state
-        self._report()
         batch_id = state.batch_id + 1
         self._checkpoint.plan(batch_id, end)
         parser = BatchParser(self._run.spark, self._reader, self._model, formats=job.format)
@@ -254,8 +254,9 @@ class _AnalyzeRun:
         floor_ms = max(int(newest_ms) - kept_ms, self._state.floor_ms or 0)
         return log_summary.drop_windows(total, floor_ms), floor_ms
 
-    def _report(self) -> None:
-        self._run.report_progress(JobProgress(f"analyzing {self._job.topic}", self._count, lines=self._lines))
+    def _report(self, target: StreamOffset) -> None:
+        lag = records_between(self._state.offsets, target)
+        self._run.report_progress(JobProgress(f"analyzing {self._job.topic}", self._count, lines=self._lines, lag=lag))
 
     def find(self) -> LogFindings:
         """Return what is found so far."""

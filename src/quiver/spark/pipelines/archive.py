@@ -122,6 +122,7 @@ class _ArchiveRun:
         self._hold = QueryHold(self._options)
         self._count = self._lost = self._files = 0
         self._maintenance: dict[str, int] = {}
+        self._reported: JobProgress | None = None
 
     def catch_up(self) -> bool:
         """Archive the current content of the topic in batches; return False if the job stops before the end."""
@@ -133,17 +134,21 @@ class _ArchiveRun:
         batch_records = max(1, min(BATCH_RECORDS_MAX, BATCH_BYTES_MAX // size_bytes))
         while ranges_between(start, target) and not self._run.is_stopping:
             end = limit_records(start, target, batch_records)
-            self._run_batch(start, end)
+            self._run_batch(start, end, total)
             start = end
             self._hold.move(start, target)
-            self._run.report_progress(JobProgress(f"archiving {self._job.topic}", self._count, total))
+        self._report(total)
         return not ranges_between(start, target)
 
-    def _run_batch(self, start: StreamOffset, end: StreamOffset) -> None:
+    def _report(self, total: int) -> None:
+        progress = JobProgress(f"archiving {self._job.topic}", self._count, total, lag=total - self._count)
+        if progress != self._reported:
+            self._reported = progress
+            self._run.report_progress(progress)
+
+    def _run_batch(self, start: StreamOffset, end: StreamOffset, total: int) -> None:
         context = self._run.spark.sparkContext
-        self._run.report_progress(
-            JobProgress(f"archiving {self._job.topic}", self._count, self._count + records_between(start, end))
-        )
+        self._report(total)
         ranges = plan(ranges_between(start, end), context.defaultParallelism)
         write = partial(write_range, self._lake.place, self._options, is_hidden=self._lake.hides_uncommitted)
         files = [file for own in context.parallelize(ranges, len(ranges)).map(write).collect() for file in own]

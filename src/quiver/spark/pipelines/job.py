@@ -39,6 +39,7 @@ from pyspark.errors import PySparkException
 from quiver import errors
 from quiver.errors import QuiverError, RequestError, UnavailableError
 from quiver.spark.connections import Servers, connection, find_servers
+from quiver.spark.pipelines.place import parse_output_file
 from quiver.spark.pipelines.registration import RunRegistration
 from quiver.spark.session import session
 
@@ -69,6 +70,8 @@ class JobProgress(msgspec.Struct, frozen=True):
     noun: str = "record"
     lines: tuple[str, ...] = ()
     """More lines to display, such as live counts."""
+    lag: int | None = None
+    """Records of the topic, as far as it went when the job last looked, that are not done yet; None if unknown."""
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +89,15 @@ class JobRun:
     """The environment of a running job: Spark session, progress callback, stop signal."""
 
     def __init__(
-        self, open_session: Callable[[], SparkSession], *, report_progress: Callable[[JobProgress], None]
+        self,
+        open_session: Callable[[], SparkSession],
+        *,
+        report_progress: Callable[[JobProgress], None],
+        report_idle: Callable[[], None] = lambda: None,
     ) -> None:
+        """`report_idle` is called now and then while the job waits for records."""
         self._open_session = open_session
+        self._report_idle = report_idle
         self._spark: SparkSession | None = None
         self.report_progress = report_progress
         self.stop_signal: int | None = None
@@ -113,6 +122,7 @@ class JobRun:
         deadline_s = time.monotonic() + seconds
         while not self.is_stopping and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left_s))
+            self._report_idle()
         return not self.is_stopping
 
     def follow(self, query: StreamingQuery, phrase: str, show: Callable[[], tuple[str, ...]] = tuple) -> None:
@@ -286,11 +296,13 @@ def execute(name: str, job: Job, *, report_progress: Callable[[JobProgress], Non
 
     def report(progress: JobProgress) -> None:
         if registration is not None:
-            registration.note(records=progress.done or None, verdict=progress.phrase)
+            lag = {} if progress.lag is None else {"lag": progress.lag}
+            registration.note(records=progress.done or None, verdict=progress.phrase, **lag)
         report_progress(progress)
 
     registration = _make_registration(name, job) if job.is_register and not job.is_dry_run else None
-    run = JobRun(open_session, report_progress=report)
+    idle = (lambda: None) if registration is None else registration.note_idle
+    run = JobRun(open_session, report_progress=report, report_idle=idle)
     with registration or nullcontext():
         result = _run_to_its_end(job, run)
         if registration is not None:
@@ -304,9 +316,14 @@ def _make_registration(name: str, job: Job) -> RunRegistration:
         lambda: connection(job.cluster_servers()),
         name,
         topics=topics,
-        report=getattr(job, "report", ""),
+        report=_report_path(job),
         options=msgspec.json.encode(job),
     )
+
+
+def _report_path(job: Job) -> str:
+    report = getattr(job, "report", "")
+    return parse_output_file(report, option="report") if report else ""
 
 
 def _describe_result(name: str, result: JobResult) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from quiver.spark.connections import connection
 from quiver.spark.holds import QueryHold
 from quiver.spark.logs.formats import layout_of_format
 from quiver.spark.offset_reader import OffsetReader
-from quiver.spark.offsets import OffsetRange, StreamOffset, incarnation_of, limit_records, ranges_between
+from quiver.spark.offsets import (
+    OffsetRange,
+    StreamOffset,
+    incarnation_of,
+    limit_records,
+    ranges_between,
+    records_between,
+)
 from quiver.spark.options import OffsetBound, ReadOptions, parse_duration
 from quiver.spark.pipelines.archive import stream_offsets
 from quiver.spark.pipelines.events import EVENTS, FILE_SCHEMA, RECORD_COLUMNS
@@ -218,6 +225,7 @@ class _ParseRun:
         self._job, self._source, self._table, self._run = job, source, table, run
         self._count = self._rows = self._lost = self._files = self._new = 0
         self._templates = 0
+        self._reported: JobProgress | None = None
 
     def catch_up(self) -> bool:
         """Parse the current content of the source in batches; return False if the job stops before the end."""
@@ -225,21 +233,28 @@ class _ParseRun:
         start, target, lost = source.find(table)
         self._lost += lost
         source.move(start, target)
-        if not ranges_between(start, target):
+        total = self._count + records_between(start, target)
+        if total == self._count:
+            self._report(total)
             return True
         record_bytes = source.record_bytes()
         model = load_model(table.place, table.model(job.topic))
         parser = BatchParser(self._run.spark, source.reader(), model, formats=job.format)
-        total = self._count + sum(map(len, ranges_between(start, target)))
         while (ranges := ranges_between(start, target)) and not self._run.is_stopping:
-            self._run.report_progress(JobProgress(f"parsing {job.topic}", self._count, total))
+            self._report(total)
             end = limit_records(start, target, BATCH_TASKS_MAX * task_records(record_bytes))
             ranges = ranges_between(start, end)
             self._run_batch(parser, ranges, start, end, record_bytes)
             start = end
             source.move(start, target)
-        self._run.report_progress(JobProgress(f"parsing {job.topic}", self._count, total))
+        self._report(total)
         return not ranges_between(start, target)
+
+    def _report(self, total: int) -> None:
+        progress = JobProgress(f"parsing {self._job.topic}", self._count, total, lag=total - self._count)
+        if progress != self._reported:
+            self._reported = progress
+            self._run.report_progress(progress)
 
     def _run_batch(
         self, parser: BatchParser, ranges: list[OffsetRange], start: StreamOffset, end: StreamOffset, record_bytes: int

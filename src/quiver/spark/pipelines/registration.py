@@ -1,8 +1,9 @@
 """A run that registers itself: it describes its state in records of the topic `_pipelines`, which the console shows.
 
 A description is a JSON object; the newest of a run counts. A run is one job with its options, so that starting the same
-job again continues its line in the list. Registering is best effort: a job never fails because of it, and waits for it
-only a moment at its end.
+job again continues its line in the list. A report that the job wrote is copied to a record of `_pipeline_reports`, so
+that it can be read without access to the machine that ran the job. Registering is best effort: a job never fails
+because of it, and waits for it only a moment at its end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,11 +24,20 @@ from quiver.errors import QuiverError
 from quiver.wire.messages import RetentionInfo
 
 RUNS_TOPIC: Final = "_pipelines"
+REPORTS_TOPIC: Final = "_pipeline_reports"
+REPORT_BYTES_MAX: Final = 512 * 1024
+"""A larger report stays where the job wrote it."""
+REPORTS_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Reports that are kept; the oldest are dropped."""
 RETENTION_MS: Final = 30 * 24 * 3_600_000
 EVERY_S: Final = 5.0
 """Time between two descriptions of a running job."""
+IDLE_EVERY_S: Final = 20.0
+"""Time between two descriptions of a job that waits for records; the console calls a job silent after a minute."""
 END_S: Final = 5.0
 """How long the last description is waited for."""
+REPORT_S: Final = 30.0
+"""How long the copy of a report is waited for."""
 
 
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,8 +52,12 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     topics: tuple[str, ...] = ()
     records: int | None = None
     lag: int | None = None
+    """Records of the topic that the job has not done yet; None if it does not know."""
     verdict: str = ""
     report: str = ""
+    """The file that it writes its report to, on the machine that runs it."""
+    report_offset: int | None = None
+    """Of the record of `_pipeline_reports`, partition 0, that is the report."""
 
 
 class RunRegistration:
@@ -86,6 +101,9 @@ class RunRegistration:
     ) -> None:
         if error is not None:
             self._last = msgspec.structs.replace(self._last, state="failed", verdict=str(error)[:500])
+        else:
+            with suppress(QuiverError, TimeoutError, OSError):
+                self._copy_report()
         self._send(is_last=True)
 
     def note(self, **changes: Any) -> None:
@@ -94,11 +112,28 @@ class RunRegistration:
         if time.monotonic() - self._sent_s >= EVERY_S:
             self._send(is_last=False)
 
+    def note_idle(self) -> None:
+        """Say that the job still runs, if the last description is a long while ago."""
+        if time.monotonic() - self._sent_s >= IDLE_EVERY_S:
+            self._send(is_last=False)
+
     def _open(self) -> Producer:
+        return self._open_topic(RUNS_TOPIC, RetentionInfo(ms=RETENTION_MS))
+
+    def _open_topic(self, topic: str, retention: RetentionInfo) -> Producer:
         cluster = self._connect()
-        if RUNS_TOPIC not in cluster.list_topics():
-            cluster.create_topic(RUNS_TOPIC, partitions=1, retention=RetentionInfo(ms=RETENTION_MS), exist_ok=True)
-        return cluster.producer(RUNS_TOPIC, self._last.run, create_topic=False)
+        if topic not in cluster.list_topics():
+            cluster.create_topic(topic, partitions=1, retention=retention, exist_ok=True)
+        return cluster.producer(topic, self._last.run, create_topic=False)
+
+    def _copy_report(self) -> None:
+        path = Path(self._last.report)
+        if self._producer is None or not self._last.report or path.stat().st_size > REPORT_BYTES_MAX:
+            return
+        report = path.read_bytes()
+        with self._open_topic(REPORTS_TOPIC, RetentionInfo(ms=RETENTION_MS, bytes=REPORTS_BYTES_MAX)) as producer:
+            place = producer.send(report, self._last.run.encode(), headers={"name": path.name}).result(REPORT_S)
+        self._last = msgspec.structs.replace(self._last, report_offset=place.offset)
 
     def _send(self, *, is_last: bool) -> None:
         if self._producer is None:

@@ -63,7 +63,7 @@ function Header({ route }) {
   const now = useStore(update);
   const who = useStore(session);
   return html`<header class="top">
-    <a class="brand" href="#/"><img src="/console/icon.svg" alt="" width="24" height="24" /> Quiver</a>
+    <a class="brand" href="#/" aria-label="Quiver"><img src="/console/icon.svg" alt="" width="24" height="24" /> <span>Quiver</span></a>
     <nav aria-label="Pages"><ul>
       ${MENU.map(([path, title]) => html`<li><a href=${`#/${path}`} aria-current=${route[0] === path ? "page" : undefined}>${title}</a></li>`)}
     </ul></nav>

@@ -5,7 +5,7 @@ import { withQuery } from "./api.js";
 import { keep, parseJson, toQuery } from "./browse.js";
 import { bytes, count, hexDump, time, toBytes } from "./format.js";
 import { api } from "./state.js";
-import { Badge, Check, ErrorNote, Field, LongTable } from "./ui.js";
+import { Badge, Check, ErrorNote, Field, LongTable, save } from "./ui.js";
 
 const FOLLOW_MS = 1000;
 /** @typedef {import("./browse.js").Shown} Shown */
@@ -81,11 +81,7 @@ export function RecordsTab({ topic, partitions }) {
   const download = async () => {
     try {
       const response = await api.send("GET", withQuery(path, { ...toQuery({ ...form, max: "10000" }), format }));
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(await response.blob());
-      link.download = `${topic}.${format}`;
-      link.click();
-      URL.revokeObjectURL(link.href);
+      save(await response.blob(), `${topic}.${format}`);
     } catch (error) {
       setState({ isBusy: false, error: /** @type {Error} */ (error), scanned: 0 });
     }

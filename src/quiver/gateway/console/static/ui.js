@@ -110,9 +110,9 @@ export function LongTable({ columns, rows, rowKey, label, height = 560, empty = 
 /**
  * A dialog; Escape and a click on Cancel close it.
  *
- * @param {{ title: string, onClose: () => void, children?: unknown }} properties
+ * @param {{ title: string, onClose: () => void, isWide?: boolean, children?: unknown }} properties
  */
-export function Dialog({ title, onClose, children }) {
+export function Dialog({ title, onClose, isWide = false, children }) {
   const element = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => {
     const dialog = /** @type {HTMLDialogElement} */ (element.current);
@@ -123,7 +123,7 @@ export function Dialog({ title, onClose, children }) {
       if (before instanceof HTMLElement) before.focus();
     };
   }, []);
-  return html`<dialog ref=${element} aria-label=${title} onCancel=${(/** @type {Event} */ event) => { event.preventDefault(); onClose(); }}>
+  return html`<dialog ref=${element} class=${isWide ? "wide" : ""} aria-label=${title} onCancel=${(/** @type {Event} */ event) => { event.preventDefault(); onClose(); }}>
     <header><h2>${title}</h2><button class="quiet" onClick=${onClose} aria-label="Close">✕</button></header>
     ${children}
   </dialog>`;
@@ -212,6 +212,20 @@ export function Badge({ level, children }) {
 /** @param {{ title: string, level?: 2 | 3, actions?: unknown, children?: unknown }} properties */
 export function Card({ title, actions, children }) {
   return html`<section class="card"><header><h2>${title}</h2><div class="buttons">${actions}</div></header>${children}</section>`;
+}
+
+/**
+ * Save something as a file of the browser's downloads.
+ *
+ * @param {Blob} blob
+ * @param {string} name
+ */
+export function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 /** @type {Store<{ id: number, text: string } | null>} */
