@@ -61,8 +61,10 @@ class Stamped:
             raise LookupError(stage)
         return found[at - 1]
 
-    def is_leader(self) -> bool:
-        return bool(self.times["produce begun"])
+    @property
+    def answers(self) -> int:
+        """How many records it has answered as their leader."""
+        return len(self.times["produce answered"])
 
 
 class Steps:
@@ -98,8 +100,9 @@ def awaited_times(client: Stamped, nodes: Sequence[Stamped]) -> Times:
     index_of = {offset: index for index, offset in leader.others["queued"].items()}
     times: Times = {}
     for offset, begun_ns, ended_ns in client.seen:
-        steps, index = Steps(begun_ns), index_of[offset]
+        steps = Steps(begun_ns)
         try:
+            index = index_of[offset]
             arrived_ns = leader.last("produce arrived", leader.by_key["queued"][index])
             _add_client_steps(steps, client, begun_ns, arrived_ns)
             _add_leader_steps(steps, leader, followers, index, offset)
@@ -191,7 +194,8 @@ def _ack_arrived(leader: Stamped, follower: Stamped, index: int) -> int:
 
 
 def split_nodes(nodes: Sequence[Stamped]) -> tuple[Stamped, list[Stamped]]:
-    (leader,) = [node for node in nodes if node.is_leader()]
+    """Return the node that led most of the time, and the others; records that another one led are left out."""
+    leader = max(nodes, key=lambda node: node.answers)
     return leader, [node for node in nodes if node is not leader]
 
 
