@@ -22,6 +22,8 @@ Times = dict[str, list[float]]
 class Stamped:
     """The stamps of one process."""
 
+    node: int
+    """The node's id; 0 for a client."""
     times: dict[str, list[int]]
     """All times of a stage, in order."""
     by_key: dict[str, dict[int, int]]
@@ -34,7 +36,7 @@ class Stamped:
     stamp_ns: float
 
     @staticmethod
-    def load(path: Path) -> Stamped:
+    def load(path: Path, node: int = 0) -> Stamped:
         content: dict[str, Any] = json.loads(path.read_text())
         times: dict[str, list[int]] = defaultdict(list)
         by_key: dict[str, dict[int, int]] = defaultdict(dict)
@@ -46,7 +48,7 @@ class Stamped:
         for found in times.values():
             found.sort()
         threads = {int(thread): name for thread, name in content["threads"].items()}
-        return Stamped(times, by_key, others, threads, content.get("seen", []), content["stamp_ns"])
+        return Stamped(node, times, by_key, others, threads, content.get("seen", []), content["stamp_ns"])
 
     def first(self, stage: str, since_ns: int) -> int:
         """Return the first time of a stage that is not before another time."""
@@ -171,10 +173,10 @@ def _add_branches(steps: Steps, leader: Stamped, followers: Sequence[Stamped], i
     queued_ns, own_ns = leader.by_key["queued"][index], leader.by_key["flush finished"][index]
     _add_disk_steps(steps, leader, index, "own disk")
     steps.beside("  own disk: all of it", queued_ns, own_ns)
-    arrivals = sorted((_ack_arrived(leader, node, index), at) for at, node in enumerate(followers))
-    ack_ns, fastest = arrivals[0]
+    acks = sorted((_ack_arrived(leader, node, index), at) for at, node in enumerate(followers))
+    ack_ns, fastest = acks[0]
     follower, times = followers[fastest], followers[fastest].by_key
-    sent_ns, arrived_ns = leader.by_key["append sent"][index], times["append arrived"][index]
+    sent_ns, arrived_ns = leader.by_key[f"append sent to {follower.node}"][index], times["append arrived"][index]
     steps.beside("  follower: loop, to the envelope", queued_ns, sent_ns)
     steps.beside("  follower: socket, write, loop wakes", sent_ns, arrived_ns)
     steps.beside("  follower: loop, check, queue of the log", arrived_ns, times["queued"][index])
@@ -183,14 +185,14 @@ def _add_branches(steps: Steps, leader: Stamped, followers: Sequence[Stamped], i
     steps.beside("  follower: loop, to the acknowledgement", completed_ns, acknowledged_ns)
     steps.beside("  follower: socket, write, leader's loop wakes", acknowledged_ns, ack_ns)
     steps.beside("  follower: all of it", queued_ns, ack_ns)
-    acks = [at_ns for at_ns, _ in arrivals]
     needed = (len(followers) + 1) // 2  # of the others, beside the leader itself
-    return min(max(own_ns, acks[needed - 1]), acks[needed] if needed < len(acks) else max(own_ns, acks[-1]))
+    with_leader_ns = max(own_ns, acks[needed - 1][0])
+    return min(with_leader_ns, acks[needed][0]) if needed < len(acks) else with_leader_ns
 
 
 def _ack_arrived(leader: Stamped, follower: Stamped, index: int) -> int:
     """Return when the leader received a follower's acknowledgement of an index: the first after it was sent."""
-    return leader.first("ack arrived", follower.by_key["acknowledged"][index])
+    return leader.first(f"ack arrived from {follower.node}", follower.by_key["acknowledged"][index])
 
 
 def split_nodes(nodes: Sequence[Stamped]) -> tuple[Stamped, list[Stamped]]:

@@ -3,7 +3,7 @@
     python latency_stamps.py STAMPS python -m quiver node --id 1 ...
 
 runs that node in this process and writes the stamps into the file STAMPS when it has stopped. A stamp is the name of a
-stage, the time (`perf_counter_ns`, which is the same clock in all processes of a machine), the record's key and a node.
+stage, the time (`perf_counter_ns`, which is the same clock in all processes of a machine) and the record's key.
 The key is an offset on the way between clients and the leader and an index of the Raft group from the proposal to the
 commit; `queued` has both. Stages without a key belong to the one record that is under way.
 
@@ -24,7 +24,7 @@ from typing import Any
 NO_KEY = -1
 
 Stamp = tuple[str, int, int, int]
-"""Stage, nanoseconds, key, and the other node, or a second key."""
+"""Stage, nanoseconds, key, and a second key or a duration."""
 
 
 class Stamps:
@@ -214,17 +214,17 @@ def _hook_replication(stamps: Stamps) -> None:
 
     def sending(link: Any) -> None:
         for index in stamps.posted.pop(link.peer, ()):
-            stamps.add("append sent", index, link.peer)
+            stamps.add(f"append sent to {link.peer}", index)
         if stamps.durable_index != NO_KEY:
-            stamps.add("acknowledged", stamps.durable_index, link.peer)
+            stamps.add("acknowledged", stamps.durable_index)
             stamps.durable_index = NO_KEY
 
     def received(_member: Any, sender: int, received: Any) -> None:
         for index, _ in keys_of(received.batches):
-            stamps.add("append arrived", index, sender, at_ns=stamps.arrived_ns)
+            stamps.add("append arrived", index, at_ns=stamps.arrived_ns)
         plain = received.message.plain
         if type(plain) is AppendResponse and plain.accepted:
-            stamps.add("ack arrived", plain.match_index, sender, at_ns=stamps.arrived_ns)
+            stamps.add(f"ack arrived from {sender}", plain.match_index, at_ns=stamps.arrived_ns)
 
     hook(MemberSender, "_send_append", before=posted)
     hook(Link, "flush", before=sending)

@@ -62,7 +62,15 @@ class Client:
             [*command, str(records), str(rate)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.pid = self._process.pid
+
+    def __enter__(self) -> Client:
         self.wait("ready")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     def go_on(self) -> None:
         assert self._process.stdin is not None
@@ -151,8 +159,8 @@ class Case:
     raw: Times = field(default_factory=dict)
     counts: dict[str, ThreadCounts] = field(default_factory=dict)
     """By process and thread, for all awaited records."""
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)
-    """System calls of each process, for `STRACE_RECORDS` awaited records."""
+    calls: dict[str, Counter[str]] = field(default_factory=dict)
+    """System calls by process, for `STRACE_RECORDS` awaited records."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -160,51 +168,59 @@ def run_case(count: int, *, records: int, rate: float, seconds: float, strace: b
     case = Case(count)
     with disk_directory() as directory, stamped_nodes(count, directory) as nodes:
         measure_raw(case, directory)
-        client = Client("awaited", nodes, directory, records=records)
+        awaited, counted = send_awaited(nodes, directory, records)
+        measure_raw(case, directory)
+        sent, received = send_paced(nodes, directory, records=round(rate * seconds), rate=rate)
+        called = count_calls(nodes, directory) if strace else []
+        nodes.stop()
+        stamped = [Stamped.load(stamps_path(directory, node.id), node.id) for node in nodes.nodes]
+    leader, _ = split_nodes(stamped)
+    names = ["client", *("leader" if node is leader else "followers" for node in stamped)]
+    case.awaited = awaited_times(awaited, stamped)
+    case.delivered = delivered_times(sent, received, stamped)
+    for (pid, counts), name, process in zip(counted.items(), names, [awaited, *stamped], strict=True):
+        add_counts(case.counts, name, counts, process.threads, pid)
+    for name, calls in zip(names, called, strict=False):
+        case.calls.setdefault(name, Counter()).update(calls)
+    case.notes.append(f"{len(case.awaited.get('TOTAL', ()))} of {records} awaited records have all stamps")
+    case.notes.append(f"{len(case.delivered.get('TOTAL', ()))} of {len(sent.seen)} delivered ones at {rate:g}/s")
+    stamps = sum(map(len, awaited.times.values())) / records
+    case.notes.append(f"a stamp takes {leader.stamp_ns / 1e3:.2f} µs; the client has {stamps:.0f} for a record")
+    return case
+
+
+def send_awaited(nodes: Nodes, directory: Path, records: int) -> tuple[Stamped, dict[int, dict[int, ThreadCounts]]]:
+    """Send awaited records; return the client's stamps, and the counts of threads by process, the client first."""
+    with Client("awaited", nodes, directory, records=records) as client:
         pids = [client.pid, *(node.pid for node in nodes.nodes)]
         before = {pid: count_threads(pid) for pid in pids}
         client.go_on()
         client.wait("done")
         counted = {pid: since(before[pid], count_threads(pid)) for pid in pids}
-        awaited = client.end()
-        measure_raw(case, directory)
+        return client.end(), counted
 
-        paced = Client("paced", nodes, directory, records=round(rate * seconds), rate=rate)
-        consumer = Client("consume", nodes, directory, records=round(rate * seconds))
-        consumer.go_on()
-        paced.go_on()
-        paced.wait("done")
-        consumer.wait("done")
-        sent, received = paced.end(), consumer.end()
 
-        traced: list[dict[str, int]] = []
-        if strace:
-            client = Client("awaited", nodes, directory, records=STRACE_RECORDS)
-            pids_traced = [client.pid, *(node.pid for node in nodes.nodes)]
-            with counting_calls(pids_traced, directory) as traced:
-                client.go_on()
-                client.wait("done")
-            client.end()
-        nodes.stop()
-        stamped = [Stamped.load(stamps_path(directory, node.id)) for node in nodes.nodes]
-    leader, _ = split_nodes(stamped)
-    names = ["client", *("leader" if node is leader else "follower" for node in stamped)]
-    case.awaited = awaited_times(awaited, stamped)
-    case.delivered = delivered_times(sent, received, stamped)
-    for pid, name, process in zip(pids, names, [awaited, *stamped], strict=True):
-        add_counts(case.counts, name, counted[pid], process.threads, pid)
-    for name, found in zip(names, traced, strict=False):
-        mean = case.calls.setdefault(name, Counter())
-        for call, number in found.items():
-            mean[call] += number
-    followers = max(1, count - 1)
-    for name, found in case.calls.items():
-        case.calls[name] = {call: number // (followers if name == "follower" else 1) for call, number in found.items()}
-    stamps = sum(map(len, awaited.times.values())) / records
-    case.notes.append(f"{len(case.awaited.get('TOTAL', ()))} of {records} awaited records have all stamps")
-    case.notes.append(f"{len(case.delivered.get('TOTAL', ()))} of {len(sent.seen)} delivered ones at {rate:g}/s")
-    case.notes.append(f"a stamp takes {leader.stamp_ns / 1e3:.2f} µs; the client has {stamps:.0f} for a record")
-    return case
+def send_paced(nodes: Nodes, directory: Path, *, records: int, rate: float) -> tuple[Stamped, Stamped]:
+    """Send records at a rate to a consumer; return the stamps of both."""
+    with (
+        Client("paced", nodes, directory, records=records, rate=rate) as producer,
+        Client("consume", nodes, directory, records=records) as consumer,
+    ):
+        for client in (consumer, producer):
+            client.go_on()
+        for client in (producer, consumer):
+            client.wait("done")
+        return producer.end(), consumer.end()
+
+
+def count_calls(nodes: Nodes, directory: Path) -> list[dict[str, int]]:
+    """Return the system calls of client and nodes for `STRACE_RECORDS` awaited records."""
+    with Client("awaited", nodes, directory, records=STRACE_RECORDS) as client:
+        with counting_calls([client.pid, *(node.pid for node in nodes.nodes)], directory) as counts:
+            client.go_on()
+            client.wait("done")
+        client.end()
+    return counts
 
 
 def measure_raw(case: Case, directory: Path) -> None:
@@ -279,7 +295,7 @@ def print_counts(case: Case, name: str, one: ThreadCounts, records: int) -> None
 
 
 def show_calls(cases: Sequence[Case]) -> None:
-    print("\nsystem calls for each awaited record (followers: mean of one), by strace")
+    print("\nsystem calls for each awaited record, by strace")
     print(f"{'':16}{'':12}" + "".join(f"{name:>12}" for name in (*GROUPS, "others")))
     for case in cases:
         for name, found in case.calls.items():
