@@ -119,6 +119,10 @@ coverage: setup ## measure branch coverage; fails below 100 % of record/, storag
 bench: setup ## measure, and print tables; BENCH="storage" runs only that one
 	$(BIN)/python benches/run.py $(BENCH)
 
+.PHONY: bench-peers
+bench-peers: setup ## compare with Kafka, NATS, Redis, RabbitMQ, PostgreSQL and PySyncObj: two hours on an idle machine; PEERS="--only redis --rounds 1 --share 0.1" does less
+	$(BIN)/python benches/run_peers.py $(PEERS)
+
 fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a live node HTTP_CASES made-up requests and WIRE_CASES sequences of frames
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "error: fuzzing needs atheris, which has wheels for Linux and Python up to 3.13 only" >&2; exit 1; }
 	@set -e; found=0; for target in tests/fuzz/*.py; do [ -f "$$target" ] || continue; found=1; echo "== $$target"; \

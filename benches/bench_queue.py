@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import quiver
 from processes import VALUE, measure, running_nodes
@@ -24,12 +24,13 @@ BATCH = 100
 BATCH_WORKERS = 16
 SINGLE_WORKERS = 64
 PARTITIONS = 1
+TOPIC = "jobs"
 SENT_AT_ONCE = 1_000
 
 
-async def fill(cluster: quiver.AsyncCluster, records: int, *, replicas: int) -> None:
-    await cluster.create_topic("jobs", partitions=PARTITIONS, replicas=replicas)
-    async with await cluster.producer("jobs") as producer:
+async def fill(cluster: quiver.AsyncCluster, records: int, *, replicas: int, topic: str = TOPIC) -> None:
+    await cluster.create_topic(topic, partitions=PARTITIONS, replicas=replicas)
+    async with await cluster.producer(topic) as producer:
         for first in range(0, records, SENT_AT_ONCE):
             await producer.send_many(
                 [VALUE] * min(SENT_AT_ONCE, records - first), partition=first // SENT_AT_ONCE % PARTITIONS
@@ -45,17 +46,17 @@ async def work(queue: quiver.AsyncQueue, left: list[int], records_max: int) -> N
             left[0] -= len(jobs)
 
 
-async def drain(addresses: list[str], workers: int, records_max: int, records: int) -> None:
-    async with quiver.connect_async(*addresses) as cluster, await cluster.queue("jobs", group="workers") as queue:
+async def drain(addresses: Sequence[str], workers: int, records_max: int, records: int, *, topic: str = TOPIC) -> None:
+    async with quiver.connect_async(*addresses) as cluster, await cluster.queue(topic, group="workers") as queue:
         left = [records]
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
                 tasks.create_task(work(queue, left, records_max))
 
 
-async def prepare(addresses: list[str], records: int, *, replicas: int) -> None:
+async def prepare(addresses: Sequence[str], records: int, *, replicas: int, topic: str = TOPIC) -> None:
     async with quiver.connect_async(*addresses) as cluster:
-        await fill(cluster, records, replicas=replicas)
+        await fill(cluster, records, replicas=replicas, topic=topic)
 
 
 def run(nodes_count: int, workers: int, records_max: int, records: int, *, what: str, target: float) -> list[Row]:

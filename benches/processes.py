@@ -6,7 +6,9 @@ reaches on idle cores. A bench that drives nodes shows both.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import resource
 import sys
 import tempfile
@@ -28,6 +30,8 @@ Nodes = chaos_cluster.Cluster
 NodeProcess = chaos_cluster.NodeProcess
 running_server = postgresql_server.running_server
 ServerMissingError = postgresql_server.ServerMissingError
+find_binaries = postgresql_server.find_binaries
+PostgresqlServer = postgresql_server.Server
 
 HERE = Path(__file__).parent
 VALUE = b"x" * 100
@@ -98,6 +102,28 @@ def measure(work: Callable[[], object], pids: Sequence[int]) -> Effort:
 def own_processor_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def families_processor_s(pids: Sequence[int]) -> float:
+    """Return the processor time of processes and of all their descendants, those that have ended included."""
+    children: dict[int, list[int]] = {}
+    ended_ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ended_ticks[pid] = int(fields[13]) + int(fields[14])
+    seconds, left = 0.0, list(pids)
+    while left:
+        pid = left.pop()
+        left += children.get(pid, ())
+        seconds += ended_ticks.get(pid, 0) / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(OSError):
+            seconds += processor_s(pid)
+    return seconds
 
 
 def processor_s(pid: int) -> float:

@@ -18,6 +18,9 @@ from typing import Any
 
 from pysyncobj import SyncObj, SyncObjConf, replicated
 
+from peer_clients import sent_at
+from peer_load import age_s, is_stamped, quantiles_ms, stamp
+
 
 class Store(SyncObj):  # type: ignore[misc]  # the package has no types
     """A replicated object that sums values."""
@@ -25,10 +28,13 @@ class Store(SyncObj):  # type: ignore[misc]  # the package has no types
     def __init__(self, own: str, others: list[str], journal: str) -> None:
         super().__init__(own, others, SyncObjConf(journalFile=journal))
         self.size_bytes = 0
+        self.ages_s: list[float] | None = None
 
     @replicated  # type: ignore[untyped-decorator]  # the package has no types
     def add(self, value: bytes) -> None:
         self.size_bytes += len(value)
+        if self.ages_s is not None and is_stamped(value):  # a node may still apply what came before
+            self.ages_s.append(age_s(value))
 
 
 def load(store: Store, *, entries: int, in_flight: int, value_bytes: int) -> dict[str, Any]:
@@ -63,8 +69,35 @@ def single(store: Store, *, entries: int, value_bytes: int) -> dict[str, Any]:
         start = time.perf_counter()
         store.add(value, sync=True, timeout=10)
         latencies.append(time.perf_counter() - start)
-    latencies.sort()
-    return {"p50_s": latencies[len(latencies) // 2]}
+    latencies_ms = quantiles_ms(latencies)
+    return {"p50_s": latencies_ms["p50"] / 1000, "p99_s": latencies_ms["p99"] / 1000}
+
+
+def pace(store: Store, *, entries: int, per_s: int) -> dict[str, Any]:
+    """Write stamped values at a steady rate, none of them awaited."""
+    begun = time.perf_counter()
+    for number in range(entries):
+        due = begun + number / per_s
+        time.sleep(max(0.0, due - time.perf_counter()))
+        store.add(stamp(sent_at(due)), callback=lambda _, __: None)
+    return {"seconds": time.perf_counter() - begun}
+
+
+def watch(store: Store) -> dict[str, Any]:
+    """Take the age of every value from now on, when it is applied here."""
+    store.ages_s = []
+    return {}
+
+
+def ages(store: Store, *, entries: int) -> dict[str, Any]:
+    """Wait until so many values were applied since `watch`; only the second half is counted."""
+    end = time.monotonic() + 60
+    while len(store.ages_s or ()) < entries and time.monotonic() < end:
+        time.sleep(0.05)
+    found, store.ages_s = store.ages_s or [], None
+    if len(found) < entries:
+        raise TimeoutError(f"{len(found)} of {entries} values were applied")
+    return quantiles_ms(found[entries // 2 :])
 
 
 def main(directory: str, own: str, *others: str) -> None:
@@ -74,6 +107,9 @@ def main(directory: str, own: str, *others: str) -> None:
         "status": lambda: {"leads": int(store._isLeader()), "ready": store.isReady()},
         "load": lambda **arguments: load(store, **arguments),
         "single": lambda **arguments: single(store, **arguments),
+        "pace": lambda **arguments: pace(store, **arguments),
+        "watch": lambda: watch(store),
+        "ages": lambda **arguments: ages(store, **arguments),
     }
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

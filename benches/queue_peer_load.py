@@ -49,18 +49,39 @@ async def run_workers(workers: int, work: Callable[[int], Awaitable[None]], left
         task.result()  # a worker that failed
 
 
+class QueueLoad:
+    """One queue of a system: filled first, then drained by workers.
+
+    Without `is_synced` an acknowledgement does not wait for the disk, in the way that the system's manual recommends.
+    """
+
+    def __init__(self, port: int, *, queue: str = "jobs", replicas: int = 1, is_synced: bool = True) -> None:
+        self._port = port
+        self._queue = queue
+        self._replicas = replicas
+        self._is_synced = is_synced
+
+    async def fill(self, records: int) -> None:
+        """Create the queue and put records into it."""
+        raise NotImplementedError
+
+    async def drain(self, records: int, workers: int, batch: int) -> None:
+        """Receive and acknowledge all records."""
+        raise NotImplementedError
+
+
 # -- Redis Streams: XREADGROUP, XACK -------------------------------------------------------------------
 
 
-class RedisLoad:
-    """A stream and a consumer group; `appendfsync always` is set after the fill."""
+class RedisLoad(QueueLoad):
+    """A stream and a consumer group; `appendfsync always` is set after the fill.
 
-    def __init__(self, port: int) -> None:
-        self._redis: Any = importlib.import_module("redis.asyncio")
-        self._port = port
+    With replicas, an acknowledgement waits until a majority has it, which Redis does not make durable there.
+    """
 
     def _connect(self) -> Any:
-        return self._redis.Redis(port=self._port)
+        redis: Any = importlib.import_module("redis.asyncio")
+        return redis.Redis(port=self._port)
 
     async def fill(self, records: int) -> None:
         client = self._connect()
@@ -68,10 +89,10 @@ class RedisLoad:
         for first in range(0, records, SENT_AT_ONCE):
             pipe = client.pipeline(transaction=False)
             for _ in range(min(SENT_AT_ONCE, records - first)):
-                pipe.xadd("jobs", {"v": VALUE})
+                pipe.xadd(self._queue, {"v": VALUE})
             await pipe.execute()
-        await client.xgroup_create("jobs", "workers", "0")
-        await client.config_set("appendfsync", "always")
+        await client.xgroup_create(self._queue, "workers", "0")
+        await client.config_set("appendfsync", "always" if self._is_synced else "everysec")
         await client.aclose()
 
     async def drain(self, records: int, workers: int, batch: int) -> None:
@@ -80,10 +101,15 @@ class RedisLoad:
         async def work(number: int) -> None:
             client = self._connect()
             while left.count > 0:
-                answer = await client.xreadgroup("workers", f"w{number}", {"jobs": ">"}, count=batch, block=200)
+                answer = await client.xreadgroup("workers", f"w{number}", {self._queue: ">"}, count=batch, block=200)
                 if answer:
                     ids = [id_ for id_, _ in answer[0][1]]
-                    await client.xack("jobs", "workers", *ids)
+                    if self._replicas == 1:
+                        await client.xack(self._queue, "workers", *ids)
+                    else:
+                        pipe = client.pipeline(transaction=False)
+                        pipe.xack(self._queue, "workers", *ids).execute_command("WAIT", self._replicas // 2, 10_000)
+                        await pipe.execute()
                     left.settle(len(ids))
 
         await run_workers(workers, work, left)
@@ -92,24 +118,30 @@ class RedisLoad:
 # -- RabbitMQ: quorum queue ----------------------------------------------------------------------------
 
 
-class RabbitLoad:
-    """A quorum queue; consumers with a prefetch. The protocol does not confirm acknowledgements."""
+class RabbitLoad(QueueLoad):
+    """A quorum queue, or a classic one with transient messages; consumers with a prefetch.
 
-    def __init__(self, port: int) -> None:
+    The protocol does not confirm acknowledgements.
+    """
+
+    def __init__(self, port: int, *, queue: str = "jobs", replicas: int = 1, is_synced: bool = True) -> None:
+        super().__init__(port, queue=queue, replicas=replicas, is_synced=is_synced)
         self._pika: Any = importlib.import_module("aio_pika")
         self._url = f"amqp://guest:guest@127.0.0.1:{port}/"
 
     async def _declare(self, channel: Any) -> Any:
-        return await channel.declare_queue("jobs", durable=True, arguments={"x-queue-type": "quorum"})
+        kind = "quorum" if self._is_synced else "classic"
+        return await channel.declare_queue(self._queue, durable=True, arguments={"x-queue-type": kind})
 
     async def fill(self, records: int) -> None:
         connection = await self._pika.connect(self._url)
         channel = await connection.channel(publisher_confirms=True)
         await self._declare(channel)
-        message = self._pika.Message(VALUE, delivery_mode=self._pika.DeliveryMode.PERSISTENT)
+        modes = self._pika.DeliveryMode
+        message = self._pika.Message(VALUE, delivery_mode=modes.PERSISTENT if self._is_synced else modes.NOT_PERSISTENT)
         for first in range(0, records, SENT_AT_ONCE):
             count = min(SENT_AT_ONCE, records - first)
-            sending = (channel.default_exchange.publish(message, routing_key="jobs") for _ in range(count))
+            sending = (channel.default_exchange.publish(message, routing_key=self._queue) for _ in range(count))
             await asyncio.gather(*sending)
         await connection.close()
 
@@ -145,10 +177,11 @@ class RabbitLoad:
 # -- NATS JetStream: work queue ------------------------------------------------------------------------
 
 
-class NatsLoad:
-    """A stream with work-queue retention and one durable pull consumer; the server is restarted after the fill."""
+class NatsLoad(QueueLoad):
+    """A stream with work-queue retention and one durable pull consumer."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, queue: str = "jobs", replicas: int = 1, is_synced: bool = True) -> None:
+        super().__init__(port, queue=queue, replicas=replicas, is_synced=is_synced)
         self._nats: Any = importlib.import_module("nats")
         self._api: Any = importlib.import_module("nats.js.api")
         self._url = f"nats://127.0.0.1:{port}"
@@ -157,14 +190,18 @@ class NatsLoad:
         client = await self._nats.connect(self._url)
         stream = client.jetstream()
         await stream.add_stream(
-            name="jobs", subjects=["jobs"], retention=self._api.RetentionPolicy.WORK_QUEUE, num_replicas=1
+            name=self._queue,
+            subjects=[self._queue],
+            retention=self._api.RetentionPolicy.WORK_QUEUE,
+            num_replicas=self._replicas,
         )
         config = self._api.ConsumerConfig(
             durable_name="workers", ack_policy=self._api.AckPolicy.EXPLICIT, max_ack_pending=100_000
         )
-        await stream.add_consumer("jobs", config)
+        await stream.add_consumer(self._queue, config)
         for first in range(0, records, SENT_AT_ONCE):
-            await asyncio.gather(*(stream.publish("jobs", VALUE) for _ in range(min(SENT_AT_ONCE, records - first))))
+            count = min(SENT_AT_ONCE, records - first)
+            await asyncio.gather(*(stream.publish(self._queue, VALUE) for _ in range(count)))
         await client.close()
 
     async def drain(self, records: int, workers: int, batch: int) -> None:
@@ -173,7 +210,7 @@ class NatsLoad:
         stream = client.jetstream()
 
         async def work(_: int) -> None:
-            pulled = await stream.pull_subscribe_bind("workers", stream="jobs")
+            pulled = await stream.pull_subscribe_bind("workers", stream=self._queue)
             while left.count > 0:
                 try:
                     messages = await pulled.fetch(batch, timeout=1)
@@ -188,10 +225,52 @@ class NatsLoad:
         await client.close()
 
 
-LOADS: dict[str, type[RedisLoad] | type[RabbitLoad] | type[NatsLoad]] = {
+# -- PostgreSQL: a table, SKIP LOCKED ------------------------------------------------------------------
+
+
+class PostgresqlLoad(QueueLoad):
+    """A table whose rows workers lock, skip if they are locked, and delete; one connection for each worker."""
+
+    async def _connect(self) -> Any:
+        psycopg: Any = importlib.import_module("psycopg")
+        return await psycopg.AsyncConnection.connect(f"postgresql://quiver@127.0.0.1:{self._port}/postgres")
+
+    async def fill(self, records: int) -> None:
+        connection = await self._connect()
+        await connection.execute(f"CREATE TABLE {self._queue} (id bigserial PRIMARY KEY, value bytea NOT NULL)")
+        async with connection.cursor().copy(f"COPY {self._queue} (value) FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(["bytea"])
+            for _ in range(records):
+                await copy.write_row((VALUE,))
+        await connection.execute(f"ANALYZE {self._queue}")
+        await connection.commit()
+        await connection.close()
+
+    async def drain(self, records: int, workers: int, batch: int) -> None:
+        left = Left(records)
+        receive = f"SELECT id, value FROM {self._queue} ORDER BY id LIMIT {batch} FOR UPDATE SKIP LOCKED"
+        acknowledge = f"DELETE FROM {self._queue} WHERE id = ANY(%s)"
+
+        async def work(_: int) -> None:
+            connection = await self._connect()
+            while left.count > 0:
+                found = await (await connection.execute(receive)).fetchall()
+                if found:
+                    await connection.execute(acknowledge, ([id_ for id_, _ in found],))
+                await connection.commit()
+                if found:
+                    left.settle(len(found))
+                else:
+                    await asyncio.sleep(0.001)
+
+        await run_workers(workers, work, left)
+
+
+LOADS: dict[str, type[QueueLoad]] = {
     "redis": RedisLoad,
     "rabbitmq": RabbitLoad,
     "nats": NatsLoad,
+    "postgresql": PostgresqlLoad,
 }
 
 

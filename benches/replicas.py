@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +20,8 @@ HERE = Path(__file__).parent
 class Replica:
     """One child process."""
 
-    def __init__(self, arguments: list[str], *, script: str = "replica.py") -> None:
-        self._command = [sys.executable, str(HERE / script), *arguments]
+    def __init__(self, arguments: list[str], *, script: str = "replica.py", python: str = sys.executable) -> None:
+        self._command = [python, str(HERE / script), *arguments]
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -61,7 +62,8 @@ class Replica:
             self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # of a command that an ended process did not read
+                    stream.close()
 
 
 class Replicas:

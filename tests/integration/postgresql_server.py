@@ -13,7 +13,7 @@ import pwd
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -43,29 +43,61 @@ def find_binaries() -> Path:
 
 
 class Server:
-    """One server with one directory; it can be stopped and started again."""
+    """One server with one directory; it can be stopped and started again.
 
-    def __init__(self, binaries: Path) -> None:
+    With a `port` it listens on loopback instead of its socket, as the benches want it: then its directory is in
+    `folder`, and it may be the `standby_of` another one.
+    """
+
+    def __init__(
+        self,
+        binaries: Path,
+        *,
+        folder: Path = Path("/tmp"),  # a socket's path must be short
+        port: int | None = None,
+        settings: Sequence[str] = ("fsync=on",),
+        standby_of: Server | None = None,
+    ) -> None:
         self._as_user = _as_user()
-        self.directory = Path(mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path must be short
+        self._port = port
+        self._settings = settings
+        self.directory = Path(mkdtemp(prefix="pg-", dir=folder))
         self.directory.chmod(0o755)
         self._binaries = self._copy(binaries) if self._as_user and not _is_open_to_all(binaries) else binaries
         self._data = self.directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
         if user := self._as_user.get("user"):
             os.chown(self.directory, user, self._as_user["group"])
-        self._run("initdb", "--pgdata", str(self._data), "--auth", "trust", "--username", "quiver", "--no-sync")
+        if standby_of is None:
+            self._run("initdb", "--pgdata", str(self._data), "--auth", "trust", "--username", "quiver", "--no-sync")
+        else:
+            options = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+            self._run("pg_basebackup", "--pgdata", str(self._data), "--dbname", standby_of.client_url, *options)
 
     @property
     def url(self) -> str:
-        return f"postgresql+psycopg://quiver@/postgres?host={self.directory}"
+        """The address for SQLAlchemy."""
+        return self.client_url.replace("postgresql:", "postgresql+psycopg:", 1)
+
+    @property
+    def client_url(self) -> str:
+        """The address for PostgreSQL's own clients."""
+        if self._port is None:
+            return f"postgresql://quiver@/postgres?host={self.directory}"
+        return f"postgresql://quiver@127.0.0.1:{self._port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
+        listening: tuple[str, ...] = (f"unix_socket_directories={self.directory}", "listen_addresses=")
+        if self._port is not None:
+            listening = ("unix_socket_directories=", "listen_addresses=127.0.0.1", f"port={self._port}")
+        options = [option for one in (*listening, *self._settings) for option in ("-c", one)]
         self._process = subprocess.Popen(
-            [
-                str(self._binaries / "postgres"),
-                *("-D", str(self._data), "-k", str(self.directory), "-c", "listen_addresses=", "-c", "fsync=on"),
-            ],
+            [str(self._binaries / "postgres"), "-D", str(self._data), *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             **self._as_user,
@@ -93,7 +125,7 @@ class Server:
         end = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                with psycopg.connect(self.url.replace("+psycopg", "")):
+                with psycopg.connect(self.client_url):
                     return
             except psycopg.OperationalError:
                 if time.monotonic() > end:
