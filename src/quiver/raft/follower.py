@@ -40,6 +40,7 @@ def handle_append(state: RaftState, from_: NodeId, message: Append) -> None:
     state.mark_matched(Index(message.prev_index + len(message.entries)))
     _follow_commit(state, message.commit)
     note_recovery(state)
+    _note_join(state, message.commit)
     _answer_append(state, from_, entries)
 
 
@@ -47,6 +48,7 @@ def handle_heartbeat(state: RaftState, from_: NodeId, message: Heartbeat) -> Non
     """Answer a heartbeat, or hibernate with the group."""
     hear_leader(state, from_, message.round)
     _follow_commit(state, message.commit)
+    _note_join(state, message.commit)
     if message.hibernate and hibernation.agrees(state, message):
         state.hibernating = True
         return
@@ -71,6 +73,7 @@ def report(state: RaftState, to: NodeId) -> None:
 def note_durable(state: RaftState) -> None:
     """Acknowledge to the leader what its write made durable here (R3)."""
     note_recovery(state)
+    _end_join(state)
     if state.leader is not None and state.acknowledgeable() > state.acknowledged:
         acknowledge(state, state.leader)
 
@@ -84,6 +87,38 @@ def note_recovery(state: RaftState) -> None:
         state.output.recovered = True
         if state.tracing:
             state.trace("recovered")
+
+
+def _note_join(state: RaftState, leader_commit: Index) -> None:
+    """Let a joining member catch up with what is committed, as its leader says (R24).
+
+    A leader that has committed an entry of its own term knows all that is committed: the removal of this node, if it
+    was a member before, is among that, because a change begins only when the one before it is committed.
+    """
+    if not state.is_joining:
+        return
+    is_reached = state.join_index is not None and state.matched >= state.join_index
+    if state.join_index is None or (is_reached and not _is_of_this_term(state, state.join_index)):
+        state.join_index = leader_commit  # else the first one stays: under load the newest is always out of reach
+    _end_join(state)
+
+
+def _end_join(state: RaftState) -> None:
+    """Let a member that has caught up vote; that is saved before it acknowledges what may make it a voter."""
+    if state.join_index is None or state.acknowledgeable() < state.join_index:
+        return
+    if state.is_joining and _is_of_this_term(state, state.join_index):
+        state.is_joining = False
+        state.join_index = None
+        state.output.joined = True
+        state.save_hard_state()
+        state.reset_election_timer()
+        if state.tracing:
+            state.trace("joined")
+
+
+def _is_of_this_term(state: RaftState, index: Index) -> bool:
+    return state.log.terms.term_at(index) == state.term
 
 
 def acknowledge(state: RaftState, to: NodeId) -> None:

@@ -53,6 +53,8 @@ class InitialState(Struct, frozen=True, kw_only=True):
     snapshot: SnapshotMetadata | None = None
     recover_until: Index | None = None
     """Set when the log lost entries that this member may have acknowledged: the last such index (R18)."""
+    is_joining: bool = False
+    """This member started without a log, to join a group that exists, and has not caught up with a leader yet (R24)."""
 
 
 class TermMap:

@@ -97,8 +97,8 @@ class Output(Struct, gc=False):
        output, may begin before that. Elections alone pay for this wait.
     6. `messages_after_save`, `send`, `send_snapshot`: may leave now. When `hard_state` is set every message
        is in `messages_after_save`, else in `messages`; so no message can say more than the disk does.
-    7. The rest is information: `committed`, `reads`, `reads_failed`, `became`, `proposals_lost`, `recovered`,
-       `is_refused`, `trace`.
+    7. The rest is information: `committed`, `reads`, `reads_failed`, `became`, `proposals_lost`, `joined`,
+       `recovered`, `is_refused`, `trace`.
 
     On disk after each step: a crash between 2 and 5 leaves entries of a term that was not saved, which
     `InitialState` allows for; a crash after 5 leaves all that the messages promise, except durable entries,
@@ -125,6 +125,8 @@ class Output(Struct, gc=False):
     became: RoleChange | None = None
     proposals_lost: Index | None = None
     """Leadership was lost: proposals from this index on may or may not be committed by another leader."""
+    joined: bool = False
+    """This member has caught up with the group that it joins: clear its mark in the same save as `hard_state`."""
     recovered: bool = False
     """The damage named by `InitialState.recover_until` is repaired: the driver may clear its mark."""
     is_refused: bool = False

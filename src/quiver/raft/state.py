@@ -86,7 +86,9 @@ class RaftState:
         "hibernating",
         "id",
         "is_electable",
+        "is_joining",
         "is_voter",
+        "join_index",
         "leader",
         "leader_contact_ms",
         "leadership",
@@ -131,6 +133,9 @@ class RaftState:
         self.ticket = 0
         self.hibernating = False
         self.recover_until = initial.recover_until
+        self.is_joining = initial.is_joining
+        self.join_index: Index | None = None
+        """How far a joining member must catch up: an index that the leader of this term said to be committed."""
         self.restoring: Index | None = None
         self.disk_low = self.disk_full = False
         """What this member says of its disk; see `Raft.set_room`."""
@@ -172,12 +177,13 @@ class RaftState:
     # Small questions
 
     def may_vote(self) -> bool:
-        """Return whether this member may grant votes (R18, R22).
+        """Return whether this member may grant votes (R18, R22, R24).
 
         A recovering member has lost entries that it acknowledged. A member that no configuration of its own log names
-        may have lost all of them.
+        may have lost all of them. A joining one may have been a member before: as it receives the log from its
+        beginning it passes configurations that name it, perhaps as the only voter, and that ended long ago.
         """
-        return self.recover_until is None and self.is_named()
+        return self.recover_until is None and not self.is_joining and self.is_named()
 
     def is_named(self) -> bool:
         """Return whether a configuration of this member's own log, in force or still possible, includes it."""
@@ -193,7 +199,7 @@ class RaftState:
         """
         if not self.is_electable:
             return False
-        if self.is_voter and self.recover_until is None:
+        if self.is_voter and self.recover_until is None and not self.is_joining:
             return True
         return self.may_vote() and any(known.is_voter(self.id) for known in self.relevant_configurations())
 
@@ -306,6 +312,7 @@ class RaftState:
         self.matched = self.log.commit
         self.acknowledged = Index(0)
         self.round_heard = 0
+        self.join_index = None
         self.save_hard_state()
 
     def become_follower(self, term: Term, leader: NodeId | None) -> None:

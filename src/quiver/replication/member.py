@@ -360,6 +360,8 @@ class Member(MemberState):
         output = step.output
         if output.hard_state is not None:
             self._persistence.set_vote(output.hard_state.term, output.hard_state.vote)
+        if output.joined:
+            self._persistence.clear_joining()
         changes = [entry for entry in output.append if entry.configuration is not None]
         if changes:
             # A configuration is durable before its entry can reach the log: see `member_files`.

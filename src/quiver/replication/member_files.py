@@ -60,6 +60,8 @@ class Membership(msgspec.Struct, frozen=True):
     """The last entry that this member may have acknowledged and then lost."""
     is_suspect: bool = False
     """Stored bytes failed their checksum when they were read: the next start reads and verifies all of them."""
+    is_joining: bool = False
+    """This member started without a log and has not caught up with the group that it joins."""
 
 
 class SnapshotState(msgspec.Struct, frozen=True):
@@ -169,7 +171,11 @@ async def _read_files(
     snapshots = SnapshotStore(storage.disk, directory, cipher=cipher)
     base = await _find_base(storage, log, snapshots)
     membership = decode_membership(hard_state.membership)
-    membership = Membership(_configurations_in_log(log, membership, base.snapshot), membership.recover_until)
+    membership = Membership(
+        _configurations_in_log(log, membership, base.snapshot),
+        membership.recover_until,
+        is_joining=membership.is_joining,
+    )
     if is_suspect:  # any damage is cut off by now
         await submit(partial(file.save, _with_membership(hard_state, membership)))
     newest = base.newest
@@ -233,7 +239,7 @@ def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | N
             "remove the replica and add it again under a new node id"
         )
     known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
-    hard_state = StoredHardState(membership=encode_membership(Membership(known)))
+    hard_state = StoredHardState(membership=encode_membership(Membership(known, is_joining=bootstrap is None)))
     file.save(hard_state)
     return hard_state
 
@@ -359,4 +365,5 @@ def _initial_state(
         commit=Index(min(committed, last_index)),
         configurations=tuple((item.index, item.configuration) for item in membership.configurations),
         recover_until=membership.recover_until,
+        is_joining=membership.is_joining,
     )

@@ -58,6 +58,7 @@ class Persistence:
         self._configurations = files.membership.configurations
         self._recover_until = files.membership.recover_until
         self._is_damaged = False
+        self._is_joining = files.membership.is_joining
         self._term, self._vote = files.initial.term, files.initial.vote
 
     def set_vote(self, term: Term, vote: NodeId | None) -> None:
@@ -85,6 +86,10 @@ class Persistence:
         """Clear the recovery mark in the next save: no acknowledged entry is missing any more."""
         self._recover_until = None
 
+    def clear_joining(self) -> None:
+        """Clear the mark of a joining member in the next save: it has caught up."""
+        self._is_joining = False
+
     def mark_damaged(self) -> None:
         """Mark the stored bytes as damaged in the next save, so that the next start verifies all of them."""
         self._is_damaged = True
@@ -103,8 +108,10 @@ class Persistence:
 
     def plan_save(self, settled_index: Index) -> Callable[[], None]:
         """Return blocking work that makes the current term, vote and configurations durable."""
-        membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_damaged))
-        state = StoredHardState(term=self._term, vote=self._vote, commit_index=settled_index, membership=membership)
+        membership = Membership(self._configurations, self._recover_until, self._is_damaged, self._is_joining)
+        state = StoredHardState(
+            term=self._term, vote=self._vote, commit_index=settled_index, membership=encode_membership(membership)
+        )
         return partial(self._hard_state_file.save, state)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> Index:

@@ -97,6 +97,8 @@ class Safeguard(StrEnum):
     # R18: a member that lost acknowledged entries helps to elect a leader without them.
     BLANK_MEMBER_NO_VOTE = "blank_member_no_vote"
     # R22: a wiped member votes as if it had never acknowledged anything.
+    JOINING_MEMBER_NO_VOTE = "joining_member_no_vote"
+    # R24: a node that is added again elects itself by a configuration of its earlier membership.
     COMMIT_NEVER_BEYOND_MATCHED = "commit_never_beyond_matched"
     # §5.3: a follower commits a tail that differs from the leader's.
     TRANSFER_STOPS_PROPOSALS = "transfer_stops_proposals"
@@ -130,11 +132,20 @@ def _never_lose_quorum(state: RaftState, leadership: Leadership) -> bool:
 
 
 def _vote_while_recovering(state: RaftState) -> bool:
-    return state.is_named()
+    return not state.is_joining and state.is_named()
 
 
 def _vote_while_blank(state: RaftState) -> bool:
     return state.recover_until is None
+
+
+def _vote_while_joining(state: RaftState) -> bool:
+    return state.recover_until is None and state.is_named()
+
+
+def _campaign_while_joining(state: RaftState) -> bool:
+    is_voter = state.is_voter or any(known.is_voter(state.id) for known in state.relevant_configurations())
+    return state.is_electable and is_voter and _vote_while_joining(state)
 
 
 def _lead_on_in_later_term(raft: Raft, from_: NodeId, message: RaftMessage) -> bool:
@@ -284,6 +295,10 @@ REPLACEMENTS: dict[Safeguard, tuple[Replacement, ...]] = {
     Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG: ((snapshots, "_is_in_log", _index_in_log),),
     Safeguard.RECOVER_UNTIL_NO_VOTE: ((RaftState, "may_vote", _vote_while_recovering),),
     Safeguard.BLANK_MEMBER_NO_VOTE: ((RaftState, "may_vote", _vote_while_blank),),
+    Safeguard.JOINING_MEMBER_NO_VOTE: (
+        (RaftState, "may_vote", _vote_while_joining),
+        (RaftState, "may_campaign", _campaign_while_joining),
+    ),
     Safeguard.COMMIT_NEVER_BEYOND_MATCHED: ((follower, "_follow_commit", _commit_unmatched),),
     Safeguard.TRANSFER_STOPS_PROPOSALS: ((leader, "_check_no_transfer", _skip),),
     Safeguard.STRANGERS_UNHEEDED: ((Raft, "_heeds", _allow),),

@@ -55,6 +55,7 @@ class Disk:
         self.hard_state = HardState(Term(0), None)
         self.configurations = [(Index(0), configuration)] if configuration is not None else []
         self.recover_until: Index | None = None
+        self.is_joining = configuration is None
 
     @property
     def last_index(self) -> Index:
@@ -118,6 +119,7 @@ class Disk:
             commit=commit,
             configurations=tuple(self.configurations),
             recover_until=self.recover_until,
+            is_joining=self.is_joining,
         )
 
 
@@ -203,6 +205,8 @@ class Member:
             self.roles.append((output.became.role, output.became.term))
         if output.recovered:
             self.disk.recover_until = None
+        if output.joined:
+            self.disk.is_joining = False
         for line in output.trace:
             self.cluster.report(f"n{self.id}: {line}")
 

@@ -1,7 +1,8 @@
-"""R8, R9, R18, R22: who may ask, who may answer, and who is left alone."""
+"""R8, R9, R18, R22, R24: who may ask, who may answer, and who is left alone."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +10,19 @@ from raft_harness import Cluster, append, core, entries, sole
 
 from quiver.errors import ConfigError, UnavailableError
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Heartbeat, RaftConfig, Role, TimeoutNow, VoteRequest, VoteResponse
+from quiver.raft import (
+    Configuration,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    InitialState,
+    Raft,
+    RaftConfig,
+    Role,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
 
 N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
 
@@ -197,6 +210,47 @@ def test_damage_is_not_repaired_by_ones_own_word() -> None:
     raft.receive(N2, Heartbeat(Term(2), Index(0), 1), 0)
     assert raft.status().recovering
     assert raft.receive(N2, append(2, (3, 1)), 0).recovered
+
+
+def joining(*log: Entry) -> Raft:
+    """Return a node that is added again: its log so far is of the time when it was the only voter."""
+    raft = Raft(RaftConfig(id=N1), InitialState(is_joining=True), rng=random.Random(1), now_ms=0)
+    alone = Entry(Index(1), Term(1), EntryKind.CONFIG, configuration=Configuration(voters=(N1,)))
+    raft.receive(N2, append(3, (0, 0), alone, *log, commit=3), 0)
+    return raft
+
+
+def test_joining_member_has_no_say_until_it_has_what_is_committed() -> None:
+    """R24."""
+    raft = joining()
+    raft.durable(Index(1), Term(3))
+    assert raft.next_deadline_ms is None
+    raft.tick(10_000)
+    assert raft.role is Role.FOLLOWER
+    assert not sole(raft.receive(N3, request(4, 9, transfer=True), 10_000)).granted
+    raft.receive(N2, append(4, (1, 1), *entries(2, 3, 4), commit=3), 10_000)
+    assert not raft.durable(Index(2), Term(4)).joined
+    output = raft.durable(Index(3), Term(4))
+    assert output.joined
+    assert output.hard_state is not None, "it is saved before what makes it a voter is acknowledged"
+    assert not output.messages
+    assert raft.next_deadline_ms is not None
+
+
+def test_joining_member_does_not_trust_a_leader_that_has_committed_nothing_itself() -> None:
+    """R24: a new leader may not know yet that this node was removed."""
+    raft = joining(*entries(2, 1, 1))
+    assert not raft.durable(Index(3), Term(3)).joined
+    raft.receive(N2, append(3, (3, 1), *entries(4, 3), commit=3), 0)
+    assert not raft.durable(Index(4), Term(3)).joined
+    assert raft.receive(N2, Heartbeat(Term(3), Index(4), 1), 0).joined
+
+
+def test_joining_member_catches_up_with_what_was_committed_first() -> None:
+    """R24: under load it never has all that is committed at the moment."""
+    raft = joining(*entries(2, 1))
+    raft.receive(N2, append(3, (2, 1), *entries(3, 3), commit=9), 0)
+    assert raft.durable(Index(3), Term(3)).joined
 
 
 def test_timeout_now_of_the_leader_itself_is_ignored() -> None:

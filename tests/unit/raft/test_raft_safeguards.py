@@ -27,6 +27,7 @@ from quiver.raft import (
     InstallSnapshot,
     Raft,
     RaftConfig,
+    Role,
     SnapshotMetadata,
     TimeoutNow,
     VoteRequest,
@@ -237,6 +238,15 @@ def blank_member_does_not_vote() -> None:
     assert not sole(raft.receive(N2, VoteRequest(Term(2), Index(9), Term(1)), 10_000)).granted
 
 
+def node_that_is_added_again_does_not_elect_itself() -> None:
+    raft = Raft(RaftConfig(id=N1), InitialState(is_joining=True), rng=random.Random(1), now_ms=0)
+    alone = Entry(Index(1), Term(1), EntryKind.CONFIG, configuration=Configuration(voters=(N1,)))
+    raft.receive(N2, append(3, (0, 0), alone, *entries(2, 1, 1), commit=9), 0)  # ended by an entry that is not here yet
+    raft.durable(Index(3), Term(3))
+    raft.tick(10_000)
+    assert (raft.role, raft.term) == (Role.FOLLOWER, 3)
+
+
 def unmatched_tail_is_not_committed() -> None:
     raft = core(log=[1, 1], term=2)
     raft.receive(N2, Heartbeat(Term(2), Index(2), 1), 0)
@@ -291,6 +301,7 @@ DEMONSTRATIONS: dict[Safeguard, tuple[Demonstration, ...]] = {
     Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG: (snapshot_drops_a_diverged_tail,),
     Safeguard.RECOVER_UNTIL_NO_VOTE: (damaged_member_does_not_vote,),
     Safeguard.BLANK_MEMBER_NO_VOTE: (blank_member_does_not_vote,),
+    Safeguard.JOINING_MEMBER_NO_VOTE: (node_that_is_added_again_does_not_elect_itself,),
     Safeguard.COMMIT_NEVER_BEYOND_MATCHED: (unmatched_tail_is_not_committed,),
     Safeguard.TRANSFER_STOPS_PROPOSALS: (transfer_refuses_proposals,),
     Safeguard.STRANGERS_UNHEEDED: (stranger_does_not_unseat_the_leader,),
