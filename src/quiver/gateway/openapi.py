@@ -25,6 +25,7 @@ from quiver.gateway.contract import (
     ProduceBatchBody,
     ProduceBody,
 )
+from quiver.gateway.group_contract import GroupResetBody
 from quiver.gateway.http_route import ALWAYS, HttpRoute
 from quiver.gateway.queue_contract import ExtendBody, NackBody, RejectBody, SettleBody
 from quiver.gateway.routes import ROUTES
@@ -113,6 +114,7 @@ CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
     CreateTopicBody: (("topic_name", "topic"),),
     ProduceBody: (("message", "message_b64"),),
     ProduceBatchBody: (("messages", "messages_b64", "records"),),
+    GroupResetBody: (("to", "offset", "timestamp", "shift"),),
 }
 """By parameters, the names of which exactly one must be given; null counts as not given."""
 _PRODUCE = (ProduceBody, ProduceBatchBody)
@@ -120,7 +122,10 @@ EXCLUSIVE: dict[type, tuple[tuple[str, str], ...]] = dict.fromkeys(
     (*_PRODUCE, BatchRecord), (("key", "key_b64"), ("headers", "headers_b64"), ("deliver_at", "delay_ms"))
 )
 """By parameters, the pairs of which at most one may be given; headers in both are refused if they share a name."""
-COMPANIONS: dict[type, tuple[str, str]] = dict.fromkeys(_PRODUCE, ("sequence", "partition_id"))
+COMPANIONS: dict[type, tuple[str, str]] = {
+    **dict.fromkeys(_PRODUCE, ("sequence", "partition_id")),
+    GroupResetBody: ("partition_id", "topic"),
+}
 """By parameters, a name that needs another one beside it."""
 
 
@@ -215,17 +220,19 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     if listed:
         operation["parameters"] = listed
     if not is_listed and len(fields) > len(listed):
-        schema = _body_without(in_path, fields) if listed else _refer(route.parameters)
+        schema = _refer(route.parameters)
+        if listed:
+            schema = _body_without(in_path, schemas[route.parameters.__name__])
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
 
 
-def _body_without(in_path: set[str], fields: list[tuple[str, dict[str, Any], bool]]) -> dict[str, Any]:
-    """Return the schema of a body next to parameters in the path, which it need not repeat."""
+def _body_without(in_path: set[str], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a body next to parameters in the path, which it must not repeat."""
     return {
-        "type": "object",
-        "properties": {name: about for name, about, _ in fields if name not in in_path},
-        "required": [name for name, _, required in fields if required and name not in in_path],
+        **{key: about for key, about in schema.items() if key != "title"},
+        "properties": {name: about for name, about in schema["properties"].items() if name not in in_path},
+        "required": [name for name in schema.get("required", ()) if name not in in_path],
     }
 
 

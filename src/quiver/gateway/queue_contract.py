@@ -20,10 +20,16 @@ from quiver.wire.queue_messages import REASON_CHARACTERS_MAX
 
 QUEUE_BATCH_MAX = 1_000
 """Most jobs of one call."""
+RECEIPT_LENGTH_MIN = 8
 RECEIPT_LENGTH_MAX = 100
 GroupName = Annotated[Name, Meta(description="The group whose workers share the topic's messages.")]
 Receipt = Annotated[
-    str, Meta(max_length=RECEIPT_LENGTH_MAX, description="As `/queue/receive` returned it; valid until the lease ends.")
+    str,
+    Meta(
+        max_length=RECEIPT_LENGTH_MAX,
+        description="As `/queue/receive` returned it; valid until the lease ends.",
+        extra_json_schema={"minLength": RECEIPT_LENGTH_MIN, "pattern": "^[A-Za-z0-9_-]+$"},
+    ),
 ]
 Receipts = Annotated[list[Receipt], Meta(min_length=1, max_length=MESSAGES_MAX)]
 

@@ -32,10 +32,12 @@ from quiver.gateway.application import RouteHandler
 from quiver.gateway.codec import record_fields
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
-from quiver.model import PartitionId
+from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.wire.group_messages import QueueSettingsChange
+from quiver.wire.queue_messages import Grant, Position
+from quiver.wire.requests import PartitionNumber
 
 T = TypeVar("T")
 
@@ -50,13 +52,13 @@ QueueKey = tuple[str, str, str]
 
 
 class ReceiptToken(msgspec.Struct, frozen=True, array_like=True):
-    """What a receipt says."""
+    """What a receipt says; with the bounds of the wire's requests, since a caller can make up any receipt."""
 
-    topic_id: int
-    partition_id: int
-    group_id: int
-    offset: int
-    grant: int
+    topic_id: TopicId
+    partition_id: PartitionNumber
+    group_id: ConsumerId
+    offset: Position
+    grant: Grant
 
 
 _decoder = msgspec.msgpack.Decoder(ReceiptToken)
@@ -275,7 +277,7 @@ def _receipts_of(given: contract.SettleBody) -> Sequence[str]:
     return (given.receipt,) if given.receipt is not None else given.receipts or ()
 
 
-def _job_item(job: LeasedJob, group_id: int) -> contract.JobItem:
+def _job_item(job: LeasedJob, group_id: ConsumerId) -> contract.JobItem:
     grant = job.grant
     receipt = ReceiptToken(grant.topic_id, grant.partition_id, group_id, job.offset, grant.grant)
     return contract.JobItem(

@@ -43,9 +43,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=5000, help="how many requests at least (default: 5000)")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", nargs="+", metavar="OPERATION", help="only these, such as receive_jobs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quiver-fuzz-") as directory, running_node(Path(directory)) as address:
         prepare(address)
+        if options.only:
+            chosen = [flag for name in options.only for flag in ("--include-operation-id", name)]
+            return fuzz(address, chosen, cases_each=max(1, options.cases // len(options.only)), seed=options.seed)
         calm = [flag for name in (*DANGEROUS, *LEFT_OUT) for flag in ("--exclude-operation-id", name)]
         rough = [flag for name in DANGEROUS for flag in ("--include-operation-id", name)]
         statuses = [fuzz(address, calm, cases_each=max(1, options.cases // OPERATIONS), seed=options.seed)]
@@ -90,8 +94,11 @@ def prepare(address: str) -> None:
     for topic in ("logs", "0"):
         ask(address, "POST", "/topics", {"topic_name": topic})
         for _ in range(3):
-            ask(address, "POST", "/producer/register", {"topic": topic})
+            producer = ask(address, "POST", "/producer/register", {"topic": topic})
             ask(address, "POST", "/consumer/register", {"topic": topic})
+        batch = {"topic": topic, "producer_id": producer["producer_id"], "messages": ["a job"] * 20}
+        ask(address, "POST", "/producer/produce_batch", batch)
+        ask(address, "POST", "/queue/receive", {"topic": topic, "group": "workers"})
 
 
 def fuzz(address: str, operations: Sequence[str], *, cases_each: int, seed: int | None) -> int:
@@ -114,12 +121,16 @@ def count_answers(address: str, *, status: str = r"\d+") -> int:
     return sum(map(int, counts))
 
 
-def ask(address: str, method: str, path: str, parameters: dict[str, object]) -> None:
+def ask(address: str, method: str, path: str, parameters: dict[str, object]) -> dict[str, object]:
+    """Return the answer of a call that must succeed."""
     connection = http.client.HTTPConnection(address, timeout=REQUEST_TIMEOUT_S)
     connection.request(method, path, body=json.dumps(parameters))
-    status = connection.getresponse().status
+    response = connection.getresponse()
+    answer = response.read()
     connection.close()
-    assert status < 300, f"{method} {path}: {status}"
+    assert response.status < 300, f"{method} {path}: {response.status} {answer!r}"
+    found: dict[str, object] = json.loads(answer) if answer else {}
+    return found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Hooks of schemathesis: make valid what the document cannot forbid, so that only real findings are left.
 
 OpenAPI has no word for a parameter of a query that needs or excludes another one, nor for a bound that depends on the
-program that leads the cluster, nor for the characters that passwords may have (RFC 4013).
+program that leads the cluster, nor for the characters that passwords may have (RFC 4013), nor
+for what the characters of a receipt say.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from typing import Any
 
 import schemathesis
 
+from quiver.errors import RequestError
 from quiver.features import LEVEL_MAX
+from quiver.gateway.queue_contract import RECEIPT_LENGTH_MAX, RECEIPT_LENGTH_MIN
+from quiver.gateway.queue_handlers import ReceiptToken, decode_receipt, encode_receipt
+from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.security.scram import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
+
+SOME_RECEIPT = encode_receipt(ReceiptToken(TopicId(1), PartitionId(0), ConsumerId(1), 0, 1))
 
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Give a partition wherever an offset is given, no name to the cluster, a plain password, the highest level."""
+    """Give a partition wherever an offset is given, no name to the cluster, a plain password, the highest level.
+
+    Texts that have the length of a receipt become receipts.
+    """
     query, body = case.query, case.body
     if isinstance(query, dict) and query.get("offset") is not None and query.get("partition_id") is None:
         query["partition_id"] = 0
@@ -29,3 +39,28 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         body["level"] = LEVEL_MAX
     if isinstance(password, str) and PASSWORD_LENGTH_MIN <= len(password) <= PASSWORD_LENGTH_MAX:
         body["password"] = "p" * len(password)
+    _give_receipts(body)
+
+
+def _give_receipts(body: dict[str, Any]) -> None:
+    """Replace made-up texts by a receipt, and the group by one that does not exist: a receipt is of one group."""
+    given = [body.get("receipt"), *(body["receipts"] if isinstance(body.get("receipts"), list) else ())]
+    made_up = [one for one in given if isinstance(one, str) and _is_made_up(one)]
+    if not made_up:
+        return
+    if body.get("receipt") in made_up:
+        body["receipt"] = SOME_RECEIPT
+    if isinstance(body.get("receipts"), list):
+        body["receipts"] = [SOME_RECEIPT if one in made_up else one for one in body["receipts"]]
+    if isinstance(body.get("group"), str) and body["group"]:
+        body["group"] = "nobody's"
+
+
+def _is_made_up(text: str) -> bool:
+    if not RECEIPT_LENGTH_MIN <= len(text) <= RECEIPT_LENGTH_MAX:
+        return False  # refused for its length, as the document says
+    try:
+        decode_receipt(text)
+    except RequestError:
+        return True
+    return False

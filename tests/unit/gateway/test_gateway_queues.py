@@ -11,8 +11,11 @@ import pytest
 from gateway_world import World
 
 from quiver.gateway.queue_handlers import IDLE_MS_MAX, ReceiptToken, decode_receipt, encode_receipt
+from quiver.model import POSITION_MAX, ConsumerId, PartitionId, TopicId
 from quiver.record.delay import find_deliver_at
 from quiver.record.queue_headers import DEAD_REASON_HEADER
+
+UNKNOWN = ReceiptToken(TopicId(1), PartitionId(0), ConsumerId(1), 0, 1)
 
 
 async def fill(world: World, count: int, **parameters: Any) -> None:
@@ -127,6 +130,26 @@ def test_what_is_no_receipt_is_refused(receipt: str) -> None:
     World().run(scenario)
 
 
+def test_receipt_with_numbers_that_cannot_be_is_refused_before_it_reaches_a_partition() -> None:
+    """A receipt is no secret: its holder can change it, and a request within a node is not decoded again."""
+    high, low = (1 << 64) - 1, -(1 << 63)
+    changes = [("offset", one) for one in (-1, low, POSITION_MAX + 1, high)]
+    changes += [("grant", one) for one in (0, low, POSITION_MAX + 1, high)]
+    changes += [("partition_id", one) for one in (-1, low, high)]
+
+    async def scenario(world: World) -> None:
+        await fill(world, 1)
+        (job,) = await receive(world)
+        for name, value in changes:
+            forged = encode_receipt(msgspec.structs.replace(decode_receipt(job["receipt"]), **{name: value}))
+            for what in ("ack", "nack", "extend", "reject"):
+                status, answer = await settle(world, what, receipt=forged)
+                assert (status, answer.get("code")) == (400, "bad_receipt"), (what, name, value)
+        assert (await settle(world, "ack", receipt=job["receipt"]))[0] == 200
+
+    World().run(scenario)
+
+
 def test_receipt_of_another_queue_is_refused() -> None:
     async def scenario(world: World) -> None:
         await fill(world, 1)
@@ -154,7 +177,7 @@ def test_receipt_of_another_queue_is_refused() -> None:
         ("/queue/ack", {"topic": "jobs", "group": "workers", "receipt": "a", "receipts": ["a"]}, 400),
         (
             "/queue/ack",
-            {"topic": "jobs", "group": "missing", "receipt": encode_receipt(ReceiptToken(1, 0, 1, 0, 1))},
+            {"topic": "jobs", "group": "missing", "receipt": encode_receipt(UNKNOWN)},
             404,
         ),
         ("/queue/nack", {"topic": "jobs", "group": "workers", "receipt": "a", "delay_ms": -1}, 422),
