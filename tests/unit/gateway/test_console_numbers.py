@@ -88,6 +88,19 @@ def test_histories_of_nodes_with_different_clocks_become_one() -> None:
     assert [(one.time_ms, one.values[0]) for one in merged] == [(5_000, 11), (10_000, 22), (15_000, 30)]
 
 
+def test_late_sample_of_a_node_is_no_dip() -> None:
+    def sample(time_ms: int, records: float) -> HistorySample:
+        values = {"in_records": records, "elections": 1.0}
+        return HistorySample(time_ms, tuple(values.get(series) for series in SERIES), (("c", "t", int(records)),))
+
+    steady = tuple(sample(time_ms, 10) for time_ms in (1_000, 6_000, 11_000, 16_000, 21_000))
+    late = (sample(4_900, 1), sample(10_100, 2), sample(14_900, 3))
+    merged = merge({NodeId(1): steady, NodeId(2): late}, interval_ms=5_000)
+    assert [value(one, "in_records") for one in merged] == [11, 11, 13, 10, 10]
+    assert [one.lags for one in merged][1] == (("c", "t", 11),)
+    assert [value(one, "elections") for one in merged] == [2, 1, 2, 1, 1], "an election is counted once"
+
+
 # -- health ------------------------------------------------------------------------------------------
 
 

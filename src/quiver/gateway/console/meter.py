@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
+import msgspec
+
 from quiver.metrics import MetricFamily
 from quiver.model import NodeId
 from quiver.wire.admin_messages import HistorySample
@@ -97,12 +99,24 @@ def combine(samples: Sequence[HistorySample], *, time_ms: int) -> HistorySample:
     return HistorySample(time_ms, tuple(values), sum_lags(lag for sample in samples for lag in sample.lags))
 
 
+def carry(sample: HistorySample) -> HistorySample:
+    """Return a sample for a moment at which its node was not measured: what it did, but no event twice."""
+    elections = SERIES.index("elections")
+    return msgspec.structs.replace(sample, values=(*sample.values[:elections], None, *sample.values[elections + 1 :]))
+
+
 def merge(histories: Mapping[NodeId, Sequence[HistorySample]], *, interval_ms: int) -> list[HistorySample]:
-    """Return the history of a cluster: the samples of its nodes, whose clocks differ, by intervals."""
+    """Return the history of a cluster: the samples of its nodes, whose clocks differ, by intervals.
+
+    A node that is a little late has two samples in one interval and none in the one before, where its last one counts:
+    a sum without it would be a dip that never happened.
+    """
     slots: dict[int, dict[NodeId, HistorySample]] = {}
     for node, samples in histories.items():
-        for sample in samples:
-            slots.setdefault(sample.time_ms // interval_ms, {})[node] = sample
+        own = {sample.time_ms // interval_ms: sample for sample in samples}
+        late = {slot + 1: carry(sample) for slot, sample in own.items() if slot + 2 in own}
+        for slot, sample in (late | own).items():
+            slots.setdefault(slot, {})[node] = sample
     return [combine(list(found.values()), time_ms=(slot + 1) * interval_ms) for slot, found in sorted(slots.items())]
 
 

@@ -11,7 +11,7 @@ from quiver.clock import Clock
 from quiver.errors import QuiverError
 from quiver.gateway.console.events import ConsoleEvent
 from quiver.gateway.console.health import ConsoleHealth, NodeFacts, judge_health
-from quiver.gateway.console.meter import SERIES, NodeMeter, combine, total
+from quiver.gateway.console.meter import SERIES, NodeMeter, carry, combine, total
 from quiver.metadata import BrokerRow, BrokerState, View
 from quiver.model import NodeId
 from quiver.routing.router import Router, gather_outcomes
@@ -19,6 +19,8 @@ from quiver.wire.admin_messages import DescribeNode, HistorySample, NodeDescribe
 
 ANSWER_MS_MAX: Final = 2_000
 """Timeout of one node's report; a node that is later is shown as not answering."""
+CARRIED_MS_MAX: Final = 5_000
+"""How long the last numbers of a node that does not answer are part of the cluster's sums."""
 MOVES_MAX: Final = 100
 """Moves in one update."""
 LAGS_MAX: Final = 20
@@ -93,6 +95,7 @@ class OverviewCollector:
         self._clock = clock
         self._node = node
         self._meters: dict[NodeId, NodeMeter] = {}
+        self._measured: dict[NodeId, tuple[int, HistorySample]] = {}
 
     async def collect(self, events: list[ConsoleEvent]) -> ConsoleUpdate:
         """Return the state of the cluster now."""
@@ -106,14 +109,21 @@ class OverviewCollector:
         }
         now_ms = self._clock.wall_ms()
         samples = {node: self._measure(node, answer) for node, answer in described.items()}
-        for gone in self._meters.keys() - described.keys():
+        for gone in self._meters.keys() - {row.broker_id for row in brokers}:
             del self._meters[gone]
-        whole = combine(list(samples.values()), time_ms=now_ms)
+        whole = combine([*samples.values(), *self._carried(samples, now_ms)], time_ms=now_ms)
         return _summarize(view, brokers, described, samples, whole, events=events, served_by=self._node)
 
     def forget(self) -> None:
         """Forget the last measurements: what comes next is not measured against them."""
         self._meters.clear()
+        self._measured.clear()
+
+    def _carried(self, samples: Mapping[NodeId, HistorySample], now_ms: int) -> list[HistorySample]:
+        """Return the last samples of nodes that do not answer just now: sums without them would dip."""
+        self._measured |= {node: (now_ms, sample) for node, sample in samples.items()}
+        self._measured = {node: one for node, one in self._measured.items() if 0 <= now_ms - one[0] <= CARRIED_MS_MAX}
+        return [carry(sample) for node, (_, sample) in self._measured.items() if node not in samples]
 
     async def _describe(self, row: BrokerRow) -> NodeDescribed:
         deadline = self._router.deadline(ANSWER_MS_MAX)

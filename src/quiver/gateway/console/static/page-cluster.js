@@ -58,7 +58,7 @@ function NodesTab({ now }) {
     <${Managers} />
     <div class="charts">
       <${Chart} title="CPU" columns=${history.cpu} version=${now.time_ms} format=${percent} least=${0.05} lines=${nodeLines(now)} />
-      <${Chart} title="Memory" columns=${history.memory} version=${now.time_ms} format=${bytes} lines=${nodeLines(now)} />
+      <${Chart} title="Memory" isBytes columns=${history.memory} version=${now.time_ms} format=${bytes} lines=${nodeLines(now)} />
     </div>
     ${dialog && dialog.kind in acts && html`<${Dialog} title=${titleOf(dialog)} onClose=${close}>
       <${Form} submit=${titleOf(dialog)} onSubmit=${acts[/** @type {keyof typeof acts} */ (dialog.kind)]} onDone=${done} onCancel=${close}><p>${explainAct(dialog, now)}</p><//>

@@ -22,7 +22,7 @@ export function OverviewPage() {
     <${Numbers} now=${now} />
     <div class="charts">
       <${Chart} title="Records" columns=${history.cluster} version=${now.time_ms} format=${perSecond} lines=${[{ name: "in_records", label: "in" }, { name: "out_records", label: "out" }]} />
-      <${Chart} title="Bytes" columns=${history.cluster} version=${now.time_ms} format=${bytesPerSecond} lines=${[{ name: "in_bytes", label: "in" }, { name: "out_bytes", label: "out" }]} />
+      <${Chart} title="Bytes" isBytes columns=${history.cluster} version=${now.time_ms} format=${bytesPerSecond} lines=${[{ name: "in_bytes", label: "in" }, { name: "out_bytes", label: "out" }]} />
       <${Chart} title="Time to commit" columns=${history.cluster} version=${now.time_ms} format=${milliseconds} lines=${[{ name: "produce_p50_ms", label: "p50" }, { name: "produce_p99_ms", label: "p99" }]} />
       <${Chart} title="Lag of consumers" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "lag_records", label: "records" }]} />
       <${Chart} title="Partitions in need" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "under_replicated", label: "under-replicated" }, { name: "leaderless", label: "without leader" }]} />
