@@ -281,19 +281,20 @@ class ReplicaManager:
             await self._reconcile_moved_away(row, hosted)
         elif view.topics[row.topic_id].state is not TopicState.ACTIVE and find_move(view, row.key) is None:
             await self._close(hosted)  # files stay: the topic can be restored
-        elif hosted is None or (hosted.state in _RETRIED and hosted.is_retried):
-            self._check_identity(view)
-            self._executor.check_room(Lane.RECOVERY)
+        elif _is_to_open(hosted):
+            self._check_openable(view)
             await self._open(row, hosted, await self._find_first_members(row))
 
     # -- opening ---------------------------------------------------------------------------------
 
-    def _check_identity(self, view: View) -> None:
+    def _check_openable(self, view: View) -> None:
         """Open nothing while another identity is registered under this node's id: its replicas are not ours (R22).
 
         Raises:
             UnavailableError: this node is not registered with its identity yet; heartbeats retry that.
+            OverloadedError: too much waits to be opened; it is retried.
         """
+        self._executor.check_room(Lane.RECOVERY)
         known = view.brokers.get(self._node)
         if known is None or known.identity != self._identity:
             raise UnavailableError(f"node {self._node} is not registered with identity {self._identity!r}")
@@ -385,6 +386,14 @@ class ReplicaManager:
     # -- removing --------------------------------------------------------------------------------
 
     async def _reconcile_moved_away(self, row: PartitionRow, hosted: HostedReplica | None) -> None:
+        """Remove the replica of a partition that has moved away, once its group does not count it any more.
+
+        It runs until then, also after a restart: if the metadata is wrong, it may be the only one that can lead.
+        """
+        if row.group_id in self._joined and _is_to_open(hosted):
+            self._check_openable(self._store.view())
+            await self._open(row, hosted, None)
+            hosted = self._table.get_group(row.group_id)
         if hosted is not None or self._is_local(row.group_id):
             members = await self._router.find_members(row)
             if self._node in members.voters or self._node in members.learners:
@@ -444,6 +453,10 @@ class ReplicaManager:
 
 
 _RETRIED = (ReplicaState.UNUSABLE, ReplicaState.STOPPED)
+
+
+def _is_to_open(hosted: HostedReplica | None) -> bool:
+    return hosted is None or (hosted.state in _RETRIED and hosted.is_retried)
 
 
 def _campaign(hosted: HostedReplica, replica: Replica) -> None:

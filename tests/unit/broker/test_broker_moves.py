@@ -204,6 +204,25 @@ def test_move_aborted_just_after_the_group_carried_it_out_is_undone() -> None:
     simulate(test, nodes=4)
 
 
+def test_only_voter_that_the_metadata_does_not_know_serves_again_after_a_restart() -> None:
+    async def test(cluster: Cluster) -> None:
+        primary = await cluster.wait(lambda: next((node.id for node in cluster.up if node.store.is_primary), None))
+        source, target = [node for node in cluster.nodes if node != primary][:2]
+        topic_id = await filled_topic(cluster, source, batches=5)
+        await cluster.wait(lambda: cluster.view().partitions[topic_id, PartitionId(0)].epoch)
+        cluster.transport.rates.p_break_before = 1.0
+        await cluster.begin_move(topic_id, source=source, target=target)
+        await cluster.wait(lambda: cluster.leader(topic_id) is cluster[target] or None)
+        await cluster.submit(AbortMove(now_ms=2, move_id=next(iter(cluster.view().moves))))
+        await cluster.wait(lambda: not cluster[target].store.view().moves or None)
+        cluster[target].kill()
+        cluster.transport.rates.p_break_before = 0.0
+        cluster[target].start()
+        await wait_moved(cluster, topic_id, source)
+
+    simulate(test, nodes=4)
+
+
 def voters(node: Node, topic_id: TopicId) -> tuple[NodeId, ...]:
     assert node.broker is not None
     return node.broker.describe_replicas(topic_id)[0].voters
