@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from quiver.gateway.access_contract import GrantBody
+from quiver.gateway.console.contract import ConfigureTopicBody, ResetBody
 from quiver.gateway.contract import (
     BatchRecord,
     CreateTopicBody,
@@ -99,6 +100,14 @@ RULES: dict[type, tuple[dict[str, Any], ...]] = {
             "else": _SOME_NAME,
         },
     ),
+    ConfigureTopicBody: (
+        {
+            "anyOf": [
+                {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+                for name in ("retention", "partitions")
+            ]
+        },
+    ),
     BatchRecord: (
         {
             "oneOf": [
@@ -115,6 +124,7 @@ CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
     ProduceBody: (("message", "message_b64"),),
     ProduceBatchBody: (("messages", "messages_b64", "records"),),
     GroupResetBody: (("to", "offset", "timestamp", "shift"),),
+    ResetBody: (("to", "offset", "time_ms"),),
 }
 """By parameters, the names of which exactly one must be given; null counts as not given."""
 _PRODUCE = (ProduceBody, ProduceBatchBody)
