@@ -30,6 +30,7 @@ JAVA_OPTIONS = (
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true"),
 )
 """As in Kafka's own start script."""
+STARTING_TIMEOUT_S = 120
 STOPPING_TIMEOUT_S = 30
 FETCH_TIMEOUT_S = 900
 _ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
@@ -114,7 +115,7 @@ class Kafka:
                     command = self._java("kafka.Kafka", str(settings))
                     brokers.append(subprocess.Popen(command, stdout=log, stderr=log))
             self.pids = tuple(broker.pid for broker in brokers)
-            wait_until(lambda: has_ended(brokers) or self._is_up(), what="Kafka")
+            wait_until(lambda: has_ended(brokers) or self._is_up(), what="Kafka", timeout_s=STARTING_TIMEOUT_S)
             if has_ended(brokers):
                 raise RuntimeError(f"Kafka ended: {self._settings[0].with_suffix('.log').read_text()[-2000:]}")
             yield self

@@ -406,9 +406,12 @@ class RabbitClient(OnLoop):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self._pika: Any = importlib.import_module("aio_pika")
-        self._connection: Any = self._run(self._pika.connect(f"amqp://guest:guest@{target.addresses[0]}/"))
-        self._channel: Any = self._run(self._connection.channel(publisher_confirms=True))
         self._is_stream = not target.is_synced
+        self._run(self._connect(target.addresses[0]))
+
+    async def _connect(self, address: str) -> None:
+        self._connection: Any = await self._pika.connect(f"amqp://guest:guest@{address}/")
+        self._channel: Any = await self._connection.channel(publisher_confirms=True)
 
     async def _declare(self, topic: str) -> Any:
         kind = "stream" if self._is_stream else "quorum"

@@ -141,16 +141,16 @@ class Commands:
 
 
 def main(settings: str) -> None:
-    wanted = json.loads(settings)
-    peer = wanted.pop("peer")
-    commands = Commands(peer, Target(**{**wanted, "addresses": tuple(wanted["addresses"])}))
-    say({"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
+    try:
+        wanted = json.loads(settings)
+        peer = wanted.pop("peer")
+        commands = Commands(peer, Target(**{**wanted, "addresses": tuple(wanted["addresses"])}))
+        say({"ready": True})
+        for line in sys.stdin:
+            request = json.loads(line)
             say(getattr(commands, request.pop("command"))(**request))
-        except Exception as error:  # noqa: BLE001 - whoever asked shows it
-            say({"error": f"{type(error).__name__}: {error}"})
+    except Exception as error:  # noqa: BLE001 - whoever asked shows it
+        say({"error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

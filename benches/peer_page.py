@@ -102,6 +102,8 @@ class Results:
         return [figure.scale * value for value in self.figures.get(setup.name, {}).get(figure.name, ())]
 
     def has_failed(self, setup: Setup, figure: Figure) -> bool:
+        if figure.name == "consume_arrow" and setup.peer != "quiver":
+            return False
         return any(
             failure.startswith((f"{setup.name}, {figure.row}:", f"{setup.name}, servers:")) for failure in self.failures
         )

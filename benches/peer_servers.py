@@ -6,6 +6,7 @@ that the system's manual recommends; `SETTINGS` says so in words for the page. E
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -200,7 +201,19 @@ def _start_rabbitmq(setup: Setup, peers: Peers, directory: Path, stack: ExitStac
         command = [str(peers.programs["rabbitmq"])]
         running = running_process(command, directory=place, port=ports[at], environment=environment)
         pids.append(stack.enter_context(running))
+    _check_cluster(peers.programs["rabbitmq"].with_name("rabbitmqctl"), environment, setup.nodes)
     return Servers(tuple(f"127.0.0.1:{port}" for port in ports), tuple(pids))
+
+
+def _check_cluster(control: Path, environment: Mapping[str, str], nodes: int) -> None:
+    """Raise an error unless the nodes are one cluster: nodes that did not find each other run on their own."""
+    command = [str(control), "-n", environment["RABBITMQ_NODENAME"], "cluster_status", "--formatter", "json"]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, check=True, capture_output=True, timeout=STARTING_TIMEOUT_S
+    )
+    found = json.loads(done.stdout)["running_nodes"]
+    if len(found) != nodes:
+        raise RuntimeError(f"{nodes} nodes of RabbitMQ were started, and the cluster has {', '.join(found)}")
 
 
 def _stop_mapper(port: int, directory: Path) -> None:
