@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import ssl
@@ -17,6 +18,7 @@ import pytest
 from waiting import wait_until
 
 from quiver.cli import main
+from quiver.security.bootstrap import initialize
 from quiver.security.certificates import expiry_s
 from quiver.testing.local_cluster import _free_ports
 
@@ -143,6 +145,44 @@ def test_hangup_of_the_process_shows_a_renewed_certificate_and_drops_nothing(sec
     assert secured.expiry(kept) < expiry
     assert kept.sock is socket_before, "the same connection"
     kept.close()
+
+
+def test_node_whose_certificate_does_not_name_its_host_says_so_and_starts_once_it_is_mended(tmp_path: Path) -> None:
+    """Its wire address is 127.0.0.2: it reaches the primary, itself, no more than others would."""
+    initialize(str(tmp_path), {1: ["127.0.0.1"]})
+    http_port, wire_port = _free_ports(2)
+    address = f"127.0.0.2:{wire_port}"
+    command = [*QUIVER, "node", "--id", "1", "--data", str(tmp_path / "data"), "--security-mode", "secure"]
+    command += ["--security-directory", str(tmp_path / "node-1"), "--join", f"1@{address}", "--wire", address]
+    log = tmp_path / "node.log"
+    with log.open("wb") as output:
+        node = subprocess.Popen([*command, "--http", f"127.0.0.1:{http_port}"], stdout=output, stderr=output)
+    try:
+        wait_until(lambda: "heartbeat not delivered" in log.read_text())
+        wait_until(lambda: "its certificate does not name 127.0.0.2" in _unready(http_port, tmp_path))
+        (line,) = [one for one in log.read_text().splitlines() if "certificate is refused by others" in one]
+        assert "they dial '127.0.0.2'" in line.replace("\\", "")
+        mending = re.search(r"quiver (security renew \S+ --host 127\.0\.0\.2)", line)
+        assert mending is not None, line
+        assert main(mending[1].split()) == 0
+        node.send_signal(signal.SIGHUP)
+        wait_until(lambda: _unready(http_port, tmp_path) == "")
+    finally:
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(timeout=60) == 0
+
+
+def _unready(port: int, directory: Path) -> str:
+    """Return why the node is not ready; empty if it is."""
+    context = ssl.create_default_context(cafile=str(directory / "ca.pem"))
+    connection = http.client.HTTPSConnection(f"127.0.0.1:{port}", timeout=30, context=context)
+    try:
+        connection.request("GET", "/readyz")
+        response = connection.getresponse()
+        answer = response.read().decode()
+    finally:
+        connection.close()
+    return "" if response.status == 200 else answer
 
 
 def test_wire_is_not_spoken_in_plain_text(secured: Secured) -> None:

@@ -16,6 +16,7 @@ current credential, and then the refusal is the caller's.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from quiver.wire.handshake import make_requester_hello
 from quiver.wire.proving import NodeSecret
 from quiver.wire.requesting import RequestConnection
 from quiver.wire.requests import Request, Response
-from quiver.wire.tls import make_client_context
+from quiver.wire.tls import explain_distrust, make_client_context
 
 R = TypeVar("R", bound=Response)
 _Dial = asyncio.Task[RequestConnection | RequestError | OverloadedError | str]
@@ -227,6 +228,8 @@ class RequestPool:
             if is_greeted and self._authentication is not None:
                 await self._authentication.run(connection, self._settings.connect_timeout_ms / 1000)
             is_done = is_greeted
+        except ssl.SSLCertVerificationError as error:
+            return explain_distrust(error, host)
         except (OSError, UnicodeError) as error:
             return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"
         except (RequestError, OverloadedError) as error:

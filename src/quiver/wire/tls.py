@@ -101,6 +101,16 @@ def load_files(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext
     return context
 
 
+def explain_distrust(error: ssl.SSLCertVerificationError, host: str) -> str:
+    """Return why the certificate of a node that was dialled at `host` is refused, and what to do."""
+    if "mismatch" not in error.verify_message:
+        return str(error)
+    return (
+        f"{error}: its certificate does not name {host}; dial a name that it has, or add this one where ca.key is: "
+        f"quiver security renew node.pem --host {host}"
+    )
+
+
 def rehearse_handshake(settings: TlsSettings, name: str) -> str:
     """Return why a node or client with the same authorities that dials `name` refuses this node; empty if it does not.
 

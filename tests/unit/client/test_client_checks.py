@@ -254,6 +254,11 @@ FAULTS: dict[str, tuple[Callable[[], ClusterReport], str, str]] = {
         "warning",
         "node 1",
     ),
+    "certificate_refused": (
+        lambda: with_node(1, certificate_problem="others refuse its certificate; renew it"),
+        "critical",
+        "node 1",
+    ),
     "metadata_failed": (lambda: with_metrics(1, quiver_metadata_failed=1), "critical", "node 1"),
     "database_lags": (lambda: with_node(1, applied_index=Index(5_000)), "warning", "node 1"),
     "settings_differ": (lambda: with_node(1, settings={"log.durability": "none"}), "notice", "log.durability"),
