@@ -22,7 +22,7 @@ from quiver.client.consumer import AsyncConsumer, trace_consumer
 from quiver.client.consumer_core import ConsumerCore, Subscription, parse_subscription
 from quiver.client.cursors import NamedCursors
 from quiver.client.diagnosis import Diagnose
-from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds
+from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds, wire_addresses
 from quiver.client.frames import require_arrow
 from quiver.client.group_consumer import GroupConsumerCore
 from quiver.client.group_options import Member, OnPartitions, parse_member
@@ -139,8 +139,9 @@ class AsyncCluster(AsyncClusterQueues, AsyncClusterAdministration):
         return self
 
     async def _find_nodes(self, deadline: Deadline) -> None:
-        seeds = await self._locate(deadline)
-        self._cache.seeds = tuple(seeds)
+        located = await self._locate(deadline)
+        # All given addresses stay in use: the one that answered first may know no other node and be gone for good soon.
+        self._cache.seeds = tuple(wire_addresses(self._seeds, located))
         found, _ = await self.router.ask(GetMetadata(topics=(), is_stale_ok=True), deadline=deadline)
         self._cache.update(found, topic="")
 

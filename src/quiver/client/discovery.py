@@ -84,6 +84,18 @@ def _parse_bare(text: str) -> Seed:
     return Seed("either", host, wire_port=port, http_port=port)
 
 
+def wire_addresses(seeds: Iterable[Seed], located: Iterable[str]) -> list[str]:
+    """Return the wire addresses that `locate` found, then the other given ones that speak the wire protocol.
+
+    Given addresses of unknown kind count as such if one was located by the wire protocol: if a gateway had to be asked,
+    they are probably of gateways.
+    """
+    found = list(located)
+    given = {format_address((seed.host, seed.wire_port)): seed.kind for seed in seeds if seed.kind != "http"}
+    kinds = ("wire", "either") if any(address in given for address in found) else ("wire",)
+    return list(dict.fromkeys((*found, *(address for address, kind in given.items() if kind in kinds))))
+
+
 async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet, *, timeout_ms: int) -> list[str]:
     """Return wire addresses of a cluster's nodes from the first seed that answers; all are tried concurrently.
 

@@ -85,6 +85,8 @@ class MemoryCluster:
         """Every call that arrived: the address, and what was asked."""
         self.nodes = {NodeId(number): f"node-{number}:9002" for number in range(1, node_count + 1)}
         self.stopped: set[NodeId] = set()
+        self.blank: set[NodeId] = set()
+        """Nodes that know no node of the cluster: their disks were wiped, and they have not joined again yet."""
         self.topics: dict[str, MemoryTopic] = {}
         self.producers: dict[ProducerId, tuple[str, int, set[str]]] = {}
         self.consumers: dict[ConsumerId, tuple[str, set[str]]] = {}
@@ -184,7 +186,7 @@ class MemoryCluster:
     def _answer_any(self, node: NodeId, request: Any) -> requests.Response:
         match request:
             case wire.GetMetadata():
-                return self._metadata(request)
+                return self._metadata(node, request)
             case wire.CreateTopicRequest():
                 return self._create_topic(request)
             case wire.RegisterProducerRequest():
@@ -255,7 +257,9 @@ class MemoryCluster:
             raise NotFoundError(f"there is no topic {name!r}", code="unknown_topic")
         return topic
 
-    def _metadata(self, request: wire.GetMetadata) -> wire.MetadataFound:
+    def _metadata(self, node: NodeId, request: wire.GetMetadata) -> wire.MetadataFound:
+        if node in self.blank:
+            return wire.MetadataFound(cluster_id="", index=Index(0))
         topics = [topic for topic in self.topics.values() if not topic.is_deleted]
         wanted = [topic for topic in topics if request.topics is None or topic.name in request.topics]
         return wire.MetadataFound(

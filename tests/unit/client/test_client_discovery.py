@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from client_world import World
 
-from quiver.client.discovery import Seed, parse_seeds
+from quiver.client.discovery import Seed, parse_seeds, wire_addresses
 from quiver.errors import RequestError, UnavailableError
+from quiver.model import NodeId
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,33 @@ def test_connect_waits_for_a_cluster_that_starts_late() -> None:
             assert cluster.cluster_id == "memory"
 
     world.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["quiver://", ""])
+def test_given_addresses_stay_in_use_when_the_node_that_answered_first_knows_no_other_and_is_lost(kind: str) -> None:
+    world = World()
+    world.cluster.blank.add(NodeId(3))
+    for node in (1, 2):
+        world.cluster.stop(node)
+
+    async def scenario() -> None:
+        async with world.connect([f"{kind}{address}" for address in world.cluster.addresses]) as cluster:
+            world.cluster.stop(3)
+            world.cluster.start(1)
+            await cluster.create_topic("logs")
+            async with await cluster.consumer("logs", group="readers") as member:
+                assert member.assignment == (("logs", 0),)
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("located", "addresses"),
+    [
+        (["b:7000"], ["b:7000", "a:9002", "d:9002"]),
+        (["a:9002"], ["a:9002", "b:7000", "d:9002"]),
+        (["n:1", "m:2"], ["n:1", "m:2", "a:9002"]),
+    ],
+)
+def test_given_address_is_kept_unless_it_may_be_of_a_gateway(located: list[str], addresses: list[str]) -> None:
+    assert wire_addresses(parse_seeds(["quiver://a", "b:7000,http://c", "d"]), located) == addresses
