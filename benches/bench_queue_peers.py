@@ -19,8 +19,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,14 +28,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import bench_queue
-from processes import disk_directory, measure, running_nodes, wait_until
+from peer_fetch import RABBITMQ
+from peer_servers import running_process
+from processes import disk_directory, measure, running_nodes
 from replicas import free_ports
 from table import Row, show
 
 HERE = Path(__file__).parent
 CLIENTS = ("redis", "aio-pika", "nats-py")
-RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The server itself: the program on the PATH of Debian changes the user."""
 RECORDS = {"batches": {"quiver": 200_000, "redis": 100_000, "rabbitmq": 50_000, "nats": 20_000}}
 RECORDS["single"] = dict.fromkeys(RECORDS["batches"], 10_000)
 WORKERS = {"batches": (bench_queue.BATCH_WORKERS, bench_queue.BATCH), "single": (bench_queue.SINGLE_WORKERS, 1)}
@@ -56,36 +54,6 @@ def run_quiver(part: str, records: int) -> float:
     return records / effort.seconds
 
 
-@contextmanager
-def running(command: Sequence[str], port: int, directory: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Run a server until the end of the context; it is there when its port is."""
-    with (directory / "server.log").open("ab") as log:
-        server = subprocess.Popen(
-            command,
-            cwd=directory,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-    try:
-        wait_until(lambda: server.poll() is not None or is_open(port), what=command[0])
-        if server.poll() is not None:
-            raise RuntimeError(f"{command[0]} ended: {(directory / 'server.log').read_text()[-2000:]}")
-        yield
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
-
-
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def run_peer(peer: str, part: str, records: int, python: str) -> float:
     """Return the records per second of one server."""
     with disk_directory() as directory:
@@ -100,13 +68,18 @@ def run_peer(peer: str, part: str, records: int, python: str) -> float:
 
         if peer == "nats":  # filling with a sync for each record would take minutes
             for what in ("fill", part):
-                with running(nats_command(directory, port, is_syncing=what != "fill"), port, directory, {}):
+                with running_process(
+                    nats_command(directory, port, is_syncing=what != "fill"), directory=directory, port=port
+                ):
                     answer = load(what)
         else:
             command, environment = (
                 redis_command(directory, port) if peer == "redis" else rabbit_command(directory, port, second)
             )
-            with stopped_epmd(environment), running(command, port, directory, environment):
+            with (
+                stopped_epmd(environment),
+                running_process(command, directory=directory, port=port, environment=environment),
+            ):
                 load("fill")
                 answer = load(part)
     return records / float(json.loads(answer)["seconds"])
