@@ -17,8 +17,8 @@ from quiver.config import TlsSettings
 from quiver.errors import NotAllowedError, UnavailableError
 from quiver.model import Buffer, Offset, PartitionId, TopicId
 from quiver.security.secrets import Secret, TokenSource
-from quiver.wire import Caller, RequestPool
-from quiver.wire.messages import AnyRequest, FindOffset, OffsetFound
+from quiver.wire import Caller, RequestPool, WireSettings
+from quiver.wire.messages import AnyRequest, Fetch, Fetched, FindOffset, OffsetFound
 from quiver.wire.requests import Response
 from quiver.wire.security_messages import Authenticate, Authenticated
 
@@ -140,6 +140,41 @@ def test_rotated_token_is_read_from_the_file_when_the_old_one_is_revoked(tmp_pat
             assert [one.offset for one in answers] == [5] * 4
             assert guard.requests.count("Authenticate") == 2
             await wait_until(lambda: client.status().connections == len(client._connections) == 1)
+
+    run(test())
+
+
+def test_rotated_token_replaces_all_connections_to_a_node(tmp_path: Path) -> None:
+    async def test() -> None:
+        guard, ended = Guard(TOKEN, OTHER), [asyncio.Event(), asyncio.Event()]
+
+        async def handle(caller: Caller, request: AnyRequest, payload: memoryview) -> tuple[Response, Sequence[Buffer]]:
+            if isinstance(request, Fetch):
+                polled.add(request.offset)
+                await ended[request.offset].wait()
+                await guard(caller, request, payload)
+                return Fetched(first_offset=Offset(0), end_offset=Offset(0)), ()
+            return await guard(caller, request, payload)
+
+        polled: set[int] = set()
+        source = TokenSource(file=str(token_file(tmp_path)))
+        settings = WireSettings(connection_requests_max=2)  # one long poll on each connection
+        several = RequestPool(name="test client", settings=settings, credentials=source)
+        async with serve(handle) as host, several as client:
+            polls = []
+            for offset in (0, 1):
+                request = Fetch(topic_id=TopicId(1), partition_id=PartitionId(0), offset=Offset(offset), wait_ms=9_000)
+                polls.append(asyncio.ensure_future(client.call(host.address, request, timeout_ms=20_000)))
+                await wait_until(lambda: len(polled) == len(polls))
+            assert client.status().connections == 2
+            ended[0].set()
+            await polls[0]
+            token_file(tmp_path, OTHER)
+            guard.accepted = {OTHER}
+            ended[1].set()
+            # The first connection has room again, and the token that was revoked: it must not be used, either.
+            await polls[1]
+            assert client.status().connections == 1
 
     run(test())
 
