@@ -85,7 +85,7 @@ ABLATIONS: dict[str, tuple[str, Ablation, str, int]] = {
         "kill",
         lambda: patch.object(MetadataStore, "_wait_replayed", wait_for_the_state),
         "did not end",
-        12,
+        0,
     ),
 }
 """By name: the kind of fault, what switches the safeguard off, what the finding says, and the first seed."""

@@ -38,7 +38,7 @@ def worst_copy(copies: Sequence[Copy]) -> Copy:
 
 
 ABLATIONS: dict[str, tuple[Any, str, Any, tuple[str, ...], int]] = {
-    "best_copy": (recover, "best_copy", worst_copy, ("L1", "F1", "F2"), 1),
+    "best_copy": (recover, "best_copy", worst_copy, ("L1", "F1", "F2", "invariant broken"), 1),
 }
 """By name: what is replaced by what, what the finding begins with, and the first seed."""
 
