@@ -87,10 +87,10 @@ class Retry:
         if error.outcome == "unknown":
             self._unknown = error
         if not self._is_retried(error):
-            raise self._final_error(error)
+            raise self.final_error(error)
         delay_ms = self._delay_ms(error)
         if delay_ms >= self._deadline.remaining_ms:
-            raise self._final_error(error)
+            raise self.final_error(error)
         await asyncio.sleep(delay_ms / 1000)
 
     def _is_retried(self, error: QuiverError) -> bool:
@@ -106,7 +106,7 @@ class Retry:
         retry_after_ms = getattr(error, "retry_after_ms", None) or 0
         return max(budgeted_ms, retry_after_ms) + self._backoff.next_ms()
 
-    def _final_error(self, error: QuiverError) -> QuiverError:
+    def final_error(self, error: QuiverError) -> QuiverError:
         """Return the true outcome of all attempts, after the last one failed with `error`."""
         if self._is_read or self._unknown is None:
             return _as_not_done(error) if self._deadline.is_over or not isinstance(error, RequestError) else error

@@ -182,14 +182,23 @@ class Router:
         """Return the answer of a partition's leader to the request that `build` makes for its topic."""
         retry: Retry | None = None
         while True:
-            info = await self.find_topic(topic, deadline=deadline)
-            request = build(info)
+            try:
+                info = await self.find_topic(topic, deadline=deadline)
+                request = build(info)
+            except QuiverError as error:
+                if retry is None:
+                    raise
+                raise retry.final_error(error) from error
             try:
                 return await self.try_leader(info, partition_id, request, payload, deadline=deadline, wait_ms=wait_ms)
             except QuiverError as error:
                 if retry is None:
                     retry = self.retry(deadline, is_read=request.is_read, is_repeatable=request.is_repeatable)
-                await retry.wait_turn(await self.explain(error, info, partition_id, deadline=deadline))
+                try:
+                    meant = await self.explain(error, info, partition_id, deadline=deadline)
+                except QuiverError as failure:
+                    raise retry.final_error(failure) from error
+                await retry.wait_turn(meant)
 
     async def try_leader(
         self,

@@ -12,7 +12,15 @@ from client_world import World
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.queue import AsyncQueue
-from quiver.errors import ConflictError, FencedError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
+from quiver.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    RequestError,
+    UnavailableError,
+)
 from quiver.model import Buffer
 from quiver.record.queue_headers import DEAD_ATTEMPTS_HEADER, DEAD_OFFSET_HEADER, DEAD_REASON_HEADER
 from quiver.testing.memory_cluster import CallFaults
@@ -686,5 +694,23 @@ def test_stopped_queue_ends_iterations_and_lets_workers_finish() -> None:
             assert await queue.receive() == []
             other = await cluster.queue("jobs", group="workers")
             assert [job.offset for job in await other.receive(10, timeout=5)] == [1]
+
+    world.run(scenario())
+
+
+def test_acknowledgement_whose_answer_was_lost_is_unknown_also_if_the_topic_cannot_be_looked_up_again() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 1)
+            queue = await cluster.queue("jobs", group="workers")
+            (job,) = await queue.receive()
+            world.cluster.faults = CallFaults(lost_answer=1.0)
+            acknowledging = asyncio.ensure_future(job.ack())
+            await asyncio.sleep(0.1)
+            cluster._cache.forget_topic("jobs")
+            with pytest.raises(OutcomeUnknownError, match="may have been done"):
+                await acknowledging
 
     world.run(scenario())
