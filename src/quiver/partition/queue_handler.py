@@ -190,6 +190,11 @@ class QueueHandler:
                 stall = find_stall(window, self._state.end_offset, now_ms)
                 await self._wait_settled()
                 return ReceiveResult(stall=stall)
+            if request.group_id not in self._state.queues:
+                # If its opening is refused, so is the receive: planning it again at once would keep the loop busy for
+                # as long as entries are refused, such as while the disk is full.
+                await self._wait_settled()
+                continue
             await self._wait(queue, remaining_s)
 
     def _open(self, request: ReceiveRequest) -> tuple[_Queue, QueueWindow]:

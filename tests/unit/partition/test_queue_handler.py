@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from partition_harness import LARGE, PartitionHarness, record, run, run_harness
 
-from quiver.errors import ConflictError, OutcomeUnknownError, QuiverError, RequestError
+from quiver.errors import ConflictError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError
 from quiver.groups.settings import QueueSettings
 from quiver.model import ConsumerId, Index, Offset, PartitionId, TopicId
 from quiver.partition import Replica
@@ -535,6 +535,25 @@ def watch_commit() -> list[int]:
 
     with_records(test)
     return committed
+
+
+def test_waiting_receive_is_refused_with_the_opening_of_its_queue() -> None:
+    async def test(replica: Replica) -> None:
+        propose, refusals = replica._gate.propose_entry, 0
+
+        def refuse(_: object) -> object:
+            nonlocal refusals
+            refusals += 1
+            if refusals == 10:
+                replica._gate.propose_entry = propose  # type: ignore[method-assign]
+            raise OverloadedError("not done: a test")
+
+        replica._gate.propose_entry = refuse  # type: ignore[method-assign,assignment]
+        with pytest.raises(OverloadedError):
+            await receive(replica, wait_s=1)
+        assert refusals == 1
+
+    run(test)
 
 
 def test_failed_entry_voids_what_was_planned_after_it() -> None:
