@@ -142,7 +142,7 @@ ABLATIONS: dict[str, tuple[ClusterModel, Callable[[], AbstractContextManager[obj
         Workers(MOVERS, p_break=0.1),
         without_queue(QueueSafeguard.DEAD_LETTERS_ONCE),
         ("dead-twice",),
-        29,
+        20,
     ),
     "max_attempts": (
         Workers(),
