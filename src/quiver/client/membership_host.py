@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias, TypeVar
 
 from quiver.client.thread import LoopThread
+from quiver.clock import Clock
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
@@ -72,6 +73,18 @@ class MembershipHost:
 Stop: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
+class _MembershipCache(MetadataCache):
+    """Knows the addresses that the client knows just now: a membership may outlive all nodes that it began with."""
+
+    def __init__(self, client: MetadataCache, clock: Clock) -> None:
+        super().__init__(clock)
+        self._client = client
+
+    def addresses(self) -> list[str]:
+        known = self._client.addresses()  # on another thread; what it reads is replaced there, never changed
+        return list(dict.fromkeys((self._preferred, *known))) if self._preferred in known else known
+
+
 class _OwnThread:
     """The thread, and the connections that belong to a task of its loop."""
 
@@ -95,7 +108,7 @@ class _OwnThread:
     async def _own_transport(self) -> None:
         client = self._client_router
         async with self._make_transport() as transport:
-            cache = MetadataCache(client.clock, tuple(client.cache.addresses()))
+            cache = _MembershipCache(client.cache, client.clock)
             self.router = Router(transport, cache, clock=client.clock, rng=client.rng, options=client.options)
             self._is_open.set()
             await self._ending.wait()
