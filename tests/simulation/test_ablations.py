@@ -545,7 +545,7 @@ def test_first_seeds_are_of_ablations() -> None:
 
 
 def test_every_safeguard_of_the_core_is_switched_off_once() -> None:
-    # No node of these groups loses its replica by a change of members, and is added again.
+    # No node of these groups loses its replica by a change of members, and is added again; see `test_broker_moves`.
     elsewhere = Safeguard.JOINING_MEMBER_NO_VOTE
     expected = [safeguard for safeguard in Safeguard if safeguard is not elsewhere]
     assert [ablation.off for ablation in ABLATIONS if ablation.off is not None] == expected

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
-from broker_cluster import DIRECTORY, Cluster, Node, simulate
+from broker_cluster import DIRECTORY, SETTINGS, Cluster, Node, simulate
 
 from quiver.errors import NotAllowedError
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import AbortMove, BrokerState, ChangeBrokerState, Command, MoveState, PromoteMove
 from quiver.model import NodeId, PartitionId, TopicId
+from quiver.testing.raft_ablations import Safeguard, disabled
 
 
 def replicas(cluster: Cluster, topic_id: TopicId) -> tuple[NodeId, ...]:
@@ -86,6 +88,34 @@ def test_only_replica_moves() -> None:
         await wait_moved(cluster, topic_id, 2)
 
     simulate(test)
+
+
+def give_the_only_replica_back() -> None:
+    """Move a replica away and back, and cut the node off while it catches up: its log says that it is the only voter."""
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1)
+        group = cluster.group_of(topic_id)
+        await cluster.begin_move(topic_id, source=1, target=2)
+        await cluster.wait(lambda: not cluster.view().moves or None)
+        await cluster.begin_move(topic_id, source=2, target=1)
+        await cluster.wait(lambda: len(cluster[1].stored_batches(group)) > 1 or None)
+        assert len(cluster[1].stored_batches(group)) < 30
+        cluster.network.isolate(NodeId(1))
+        await asyncio.sleep(5)
+        assert cluster.leader(topic_id) is cluster[2]
+        cluster.network.heal()
+        await wait_moved(cluster, topic_id, 1)
+
+    slow = msgspec.structs.replace(SETTINGS.replication, catch_up_bytes_per_second=1024, append_bytes_max=1024)
+    simulate(test, settings=msgspec.structs.replace(SETTINGS, replication=slow))
+
+
+def test_node_that_gets_the_only_replica_back_does_not_elect_itself_while_it_catches_up() -> None:
+    """R24."""
+    give_the_only_replica_back()
+    with disabled(Safeguard.JOINING_MEMBER_NO_VOTE), pytest.raises(AssertionError):
+        give_the_only_replica_back()
 
 
 def test_partition_gets_one_replica_more() -> None:
