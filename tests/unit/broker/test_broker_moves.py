@@ -91,7 +91,7 @@ def test_only_replica_moves() -> None:
 
 
 def give_the_only_replica_back() -> None:
-    """Move a replica away and back, and cut the node off while it catches up: its log says that it is the only voter."""
+    """Move a replica away and back, and cut the node off while it catches up and its log says that it votes alone."""
 
     async def test(cluster: Cluster) -> None:
         topic_id = await filled_topic(cluster, 1)
