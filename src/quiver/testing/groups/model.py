@@ -21,6 +21,7 @@ from quiver.errors import DamageError, RequestError, TrimmedError, UnavailableEr
 from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, Term
 from quiver.partition import AppendResult
 from quiver.raft import Heartbeat, VoteRequest
+from quiver.raft.leader import TRANSFER_PAUSE
 from quiver.record import build_batch
 from quiver.replication import Member
 from quiver.replication.codec import GroupMessage, encode_envelope
@@ -260,6 +261,7 @@ async def _hand_over_under_load(world: GroupWorld, group: GroupId, rng: Rng) -> 
         await asyncio.sleep(_timeouts(world, 2))
         if not member.is_leader:
             break
+        await asyncio.sleep(_timeouts(world, TRANSFER_PAUSE))  # the target is not asked again before that
     pouring.cancel()
     require(not member.is_leader, "F5", "leadership was not transferred", group=group, node=leader.id, to=target)
     await asyncio.sleep(_timeouts(world, 6))
