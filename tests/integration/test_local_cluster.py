@@ -23,6 +23,11 @@ def leader_of(client: quiver.Cluster, topic: str, partition: int = 0) -> int | N
     return client.describe_topic(topic).partitions[partition].leader
 
 
+def are_all_in_sync(client: quiver.Cluster, topic: str) -> bool:
+    """Report whether every replica of a topic has caught up: until then it may need the node that is stopped."""
+    return all(sorted(one.in_sync) == sorted(one.replicas) for one in client.describe_topic(topic).partitions)
+
+
 def read_all(client: quiver.Cluster, topic: str, count: int) -> list[str | None]:
     with client.consumer(topic, idle_timeout=20) as consumer:
         texts: list[str | None] = []
@@ -102,6 +107,7 @@ def test_node_that_is_stopped_hands_over_first(cluster: LocalCluster) -> None:
         with client.producer("logs") as producer:
             for node in cluster.nodes:
                 producer.send_many([f"{node} {n}" for n in range(100)])
+                wait_until(lambda: are_all_in_sync(client, "logs"))
                 cluster.stop(node)
                 producer.send_many([f"{node} {n}" for n in range(100, 200)])
                 producer.flush()
