@@ -104,7 +104,6 @@ class Node:
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._is_ready = asyncio.Event()
         self._decoded = DecodedBatchBudget(settings.gateway.decoded_bytes_max)
-        self._quotas = settings.quotas.make(lambda: self._store.view().quota_table)
         self._network: NodeNetwork
         self._store: MetadataStore
         self._member: Member
@@ -149,6 +148,7 @@ class Node:
             level_max=environment.level_max,
         )
         stack.push_async_callback(self._store.close)
+        self._quotas = self._settings.quotas.make(self._store.quota_table)
         self._open_access()
         self._network = await stack.enter_async_context(
             environment.open_network(

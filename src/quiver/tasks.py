@@ -1,7 +1,8 @@
 """The event loop of a node, background tasks of long-lived objects, and timeouts that behave alike on every Python.
 
 `TaskScope` owns the tasks of an object that ends its own work. `TaskSet` owns the tasks of an SDK object and reports a
-crash to it. `gather_first_error` runs coroutines side by side. `SharedOutcome` is a result that several tasks wait for.
+crash to it. `gather_first_error` runs coroutines side by side. `SharedOutcome` is a result that several tasks wait for,
+`TimedEvent` an event that they wait for with a time limit.
 
 `asyncio.timeout` of Python 3.11.0 to 3.11.2 raises `CancelledError` instead of `TimeoutError` when it expires inside a
 task that is already being cancelled, which is where a node closes after a failure. Debian 12 ships 3.11.2. All modules
@@ -209,6 +210,49 @@ class SharedOutcome(Generic[T]):
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             asyncio.get_running_loop().call_soon(callback, self)
+
+
+class TimedEvent:
+    """An event that tasks wait for with a time limit.
+
+    `asyncio.wait_for` of an `asyncio.Event` makes a task for each wait, and takes four turns of the loop to return.
+    """
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[asyncio.Future[bool]] = []
+
+    def set(self) -> None:
+        """Wake every waiter; later waits return immediately, until `clear`."""
+        self._is_set = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    def clear(self) -> None:
+        """Let later waits wait for the next `set`."""
+        self._is_set = False
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set, at most `timeout_s`; return whether it was."""
+        if self._is_set:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiters.append(waiter)
+        timer = loop.call_later(timeout_s, _expire, waiter)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiters.remove(waiter)
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 async def run_in_steps(steps: Iterable[object]) -> None:

@@ -10,7 +10,16 @@ from unittest.mock import ANY
 
 import pytest
 
-from quiver.tasks import MakeTimeout, SharedOutcome, TaskScope, strict_timeout, strict_timeout_at, timeout, timeout_at
+from quiver.tasks import (
+    MakeTimeout,
+    SharedOutcome,
+    TaskScope,
+    TimedEvent,
+    strict_timeout,
+    strict_timeout_at,
+    timeout,
+    timeout_at,
+)
 from quiver.testing import RandomStreams, SimulatedLoop
 
 TIMEOUTS = pytest.mark.parametrize("limit", [timeout, strict_timeout])
@@ -190,5 +199,35 @@ def test_error_of_an_outcome_is_raised_now_and_later_and_reported_by_nobody() ->
         with pytest.raises(ValueError, match="no"):
             await outcome
         assert isinstance(outcome.error, ValueError)
+
+    run(main())
+
+
+# -- events ------------------------------------------------------------------------------------------
+
+
+def test_event_wakes_all_waiters_but_the_cancelled_one() -> None:
+    async def main() -> None:
+        event = TimedEvent()
+        tasks = [asyncio.ensure_future(event.wait(60.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        event.set()
+        assert await asyncio.gather(*tasks, return_exceptions=True) == [True, ANY, True]
+        assert tasks[1].cancelled()
+        assert await event.wait(60.0), "it stays set"
+
+    run(main())
+
+
+def test_wait_for_an_event_that_is_not_set_ends_in_time() -> None:
+    async def main() -> None:
+        event = TimedEvent()
+        event.set()
+        event.clear()
+        assert not await event.wait(0.0)
+        event.set()
+        assert await event.wait(0.0)
 
     run(main())

@@ -91,7 +91,7 @@ class Broker:
         self._table = ReplicaTable(node, store.view, clock=clock, silence_ms_max=silence_ms_max)
         self._space = replicator.space
         self._meters = Meters()
-        self._retention = RetentionUpdater(self._table, store)
+        self._retention = RetentionUpdater(self._table, store, router)
         self._removals = ClientRemovals(self._table, store)
         self._replica_manager = ReplicaManager(
             node,
@@ -120,6 +120,7 @@ class Broker:
             client_report_ms=settings.manager.client_report_ms,
             leads=self._leads,
             is_full=lambda: self._space.is_full,
+            emptied_ms=self._replica_manager.emptied_ms,
             on_failure=replicator.fail,
         )
         self._membership = self._make_membership(router)
@@ -312,7 +313,7 @@ class Broker:
                 self._balancer.note_follower(hosted.key)
 
         replica.on_role = handle_role
-        self._retention.update(hosted, replica)
+        self._retention.begin(hosted, replica)
         replica.set_clients(self._removals.find_clients)
         self._tasks.create_task(self._maintain(hosted, replica))
         if replica.member.is_leader:

@@ -237,6 +237,8 @@ class DeadLetterMover:
             raise NotFoundError(f"not done: unknown topic id {request.topic_id}", code="unknown_topic")
         if row.leader is None:
             raise UnavailableError(f"not done: partition {row.partition_id} of the dead-letter topic has no leader")
+        # The leader's node may lag behind: it waits until it knows the registration that this node knows.
+        request = msgspec.structs.replace(request, known_index=self._store.applied_index)
         return await self._router.ask(row.leader, request, payload)
 
     # -- letters ---------------------------------------------------------------------------------------

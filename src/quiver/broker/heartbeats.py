@@ -1,6 +1,7 @@
 """Sends heartbeats to the primary: this node is alive, which partitions it leads, which clients it has seen.
 
-A heartbeat also says whether this node's disk is nearly full; the answer names all such nodes.
+A heartbeat also says whether this node's disk is nearly full; the answer names all such nodes. And it says whether a
+node that is draining holds nothing any more, which the metadata alone cannot know.
 
 One heartbeat per interval, plus one within `broker.report_delay_ms` after this node becomes a leader, so that clients
 find the new leader soon. A node registers at its start, since its addresses may have changed, and whenever the
@@ -105,6 +106,7 @@ class HeartbeatSender:
         client_report_ms: int = 0,
         leads: Callable[[], Iterable[LeaderInfo]] = tuple,
         is_full: Callable[[], bool] = lambda: False,
+        emptied_ms: Callable[[], int] = lambda: 0,
         on_failure: Callable[[StorageError], None],
     ) -> None:
         self.clients = ClientActivity(clock, report_ms=client_report_ms)
@@ -118,6 +120,7 @@ class HeartbeatSender:
         self._delay_ms = delay_ms
         self._leads = leads
         self._is_full = is_full
+        self._emptied_ms = emptied_ms
         self._on_failure = on_failure
         self._reported: dict[tuple[TopicId, PartitionId], int] = {}
         """Per partition, the newest epoch of this node's leadership that the primary has acknowledged."""
@@ -158,6 +161,7 @@ class HeartbeatSender:
             leads=leads,
             clients=beats,
             is_full=self._is_full(),
+            emptied_ms=self._emptied_ms(),
             level_max=me.level_max,
             program=me.program,
         )

@@ -27,6 +27,7 @@ from functools import partial
 
 from quiver.backoff import Backoff
 from quiver.broker.membership import find_move
+from quiver.broker.new_replicas import NewReplicas
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaState, ReplicaTable
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
@@ -35,6 +36,7 @@ from quiver.faults import describe_fault
 from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
+    BrokerState,
     Change,
     FinishMove,
     MetadataStore,
@@ -104,6 +106,7 @@ class ReplicaManager:
         self._meters = meters
         self._decoded = decoded
         self._on_open = on_open
+        self._new_replicas = NewReplicas(folders, replicator, executor)
         self._keys: dict[GroupId, PartitionKey] = {}
         self._moving: dict[MoveId, GroupId] = {}
         """The groups on this node whose replicas move."""
@@ -150,6 +153,23 @@ class ReplicaManager:
     def is_ready(self) -> bool:
         """Return whether `wait_ready` would return immediately."""
         return self._ready.is_set()
+
+    def emptied_ms(self) -> int:
+        """Return when the drain began after which this node holds nothing, and will hold nothing; 0 if it does.
+
+        The metadata alone does not tell: a group may have carried out a move that was aborted, and count this node.
+        """
+        view = self._store.view()
+        broker = view.brokers.get(self._node)
+        if broker is None or broker.state is not BrokerState.DRAINING or not self._is_empty:
+            return 0
+        return 0 if view.partitions_on(self._node) else broker.changed_ms
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether no group can count this node as a member; files of unknown groups stay for operators."""
+        is_known = self._present | self._joined <= self._unknown
+        return self._has_begun and is_known and not self._busy and not len(self._table)
 
     def enqueue(self, group: GroupId) -> None:
         """Reconcile a group soon."""
@@ -360,13 +380,17 @@ class ReplicaManager:
             hosted.fail_permanently("its files are gone, and with them its votes; move the replica to another node")
             logger.error("replica files are missing", extra=facts(group=group, topic_id=row.topic_id))
             return None
-        if is_new:  # an earlier attempt may have left some of its files
+        is_synced = is_new and not is_encrypted and await self._new_replicas.make(group, first_members)
+        if is_new and not is_synced:  # an earlier attempt has left some of its files
             await self._replicator.make_member(directory, bootstrap=first_members, is_encrypted=is_encrypted)
             self._present.add(group)
             await self._run(partial(self._folders.join, group))  # durable before the member can vote or acknowledge
-            self._joined.add(group)
+        self._present.add(group)
+        self._joined.add(group)
         state = PartitionState(level_max=self._store.level_max)
-        member = await self._replicator.open_member(group, directory, state, is_encrypted=is_encrypted)
+        member = await self._replicator.open_member(
+            group, directory, state, is_encrypted=is_encrypted, is_synced=is_synced
+        )
         logger.info(
             "replica opened",
             extra=facts(group=group, topic_id=row.topic_id, partition_id=row.partition_id, is_new=is_new),

@@ -2,12 +2,15 @@
 
 Only leaders apply a policy, but every replica gets it, since any may become the leader. If a topic keeps records until
 they are consumed, the policy changes with its consumers; a partition without consumers keeps everything. A hold counts
-as long as it is in the metadata: only the primary expires it.
+as long as it is in the metadata: only the primary expires it. Before a trim, the primary confirms that this node knows
+every hold that was acknowledged (`ConfirmedPolicy`): without that, a new leader whose metadata lags behind could remove
+what a program has just been promised. While there is no primary, retention waits.
 """
 
 from __future__ import annotations
 
 from quiver.broker.replica_table import HostedReplica, ReplicaTable
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import ConsumerRow, MetadataStore, Table, View, WatchEvent
 from quiver.model import Index, TopicId
 from quiver.partition import Replica, RetentionPolicy
@@ -16,9 +19,10 @@ from quiver.partition import Replica, RetentionPolicy
 class RetentionUpdater:
     """Keeps the retention policies of this node's replicas up to date."""
 
-    def __init__(self, table: ReplicaTable, store: MetadataStore) -> None:
+    def __init__(self, table: ReplicaTable, store: MetadataStore, router: NodeRouter) -> None:
         self._table = table
         self._store = store
+        self._router = router
 
     async def run(self) -> None:
         """Follow topics, consumers and holds until the store closes."""
@@ -29,9 +33,31 @@ class RetentionUpdater:
                 if hosted.key[0] in affected:
                     self.update(hosted, replica)
 
+    def begin(self, hosted: HostedReplica, replica: Replica) -> None:
+        """Give a replica that was just opened its policy, and the way to confirm it."""
+        replica.set_policy_source(ConfirmedPolicy(hosted, self._store, self._router))
+        self.update(hosted, replica)
+
     def update(self, hosted: HostedReplica, replica: Replica) -> None:
         """Give a replica its current policy."""
         replica.set_retention(derive_policy(self._store.view(), hosted))
+
+
+class ConfirmedPolicy:
+    """The policy of one replica by metadata that is confirmed to be current."""
+
+    def __init__(self, hosted: HostedReplica, store: MetadataStore, router: NodeRouter) -> None:
+        self._hosted = hosted
+        self._store = store
+        self._router = router
+
+    async def confirm(self) -> None:
+        """Wait until this node has the metadata of the primary; raises as `NodeRouter.catch_up` does."""
+        await self._router.catch_up()
+
+    def policy(self) -> RetentionPolicy:
+        """Return the policy by the metadata that this node has now."""
+        return derive_policy(self._store.view(), self._hosted)
 
 
 def derive_policy(view: View, hosted: HostedReplica) -> RetentionPolicy:

@@ -79,7 +79,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         str,
         Meta(
             max_length=300,
-            description="Failure domain of the node (rack or zone); the replicas of a partition are spread over racks.",
+            description="Failure domain of the node (rack or zone); the replicas of a partition are spread over racks. "
+            "Empty: the host that the node publishes, so that the nodes of one host count as one rack.",
         ),
     ] = ""
     metadata_db: Annotated[
@@ -277,7 +278,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=1_000,
             description="Replicas that are opened or closed concurrently; raise it for faster starts on fast disks.",
         ),
-    ] = 16
+    ] = 64
     report_delay_ms: Annotated[
         int,
         Meta(

@@ -151,7 +151,7 @@ ROUTE_RULES: dict[str, RouteRule] = {
     **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size", "reset_consumer"), _consume),
     **dict.fromkeys(("receive_jobs", "ack_jobs", "nack_jobs", "extend_jobs", "reject_jobs"), _queue),
     "list_groups": _known,
-    **dict.fromkeys(("describe_group", "get_group_lag"), _group(Verb.READ)),
+    **dict.fromkeys(("describe_group", "get_group_lag", "describe_queue"), _group(Verb.READ)),
     **dict.fromkeys(("reset_group", "delete_group"), _group(Verb.CONFIGURE)),
     **dict.fromkeys(("undrain_broker", "rebalance"), _ADMIN),
     **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),

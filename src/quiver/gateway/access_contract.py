@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.gateway.contract import NUMBER_MAX, Answer, Parameters
+from quiver.model import TOPIC_NAME_PATTERN
 from quiver.security.limits import LIMIT_MAX, WEIGHT_MAX, QuotaLimits
 from quiver.security.permissions import ResourceKind, Verb
 from quiver.security.scram import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
@@ -42,6 +43,10 @@ QuotaSubject = Annotated[
         description="`user:<name>`, `role:<name>`, `anonymous`, `default` for every principal, `topic:<name>`, or "
         "`topic:*` for every topic.",
         examples=["user:alice"],
+        extra_json_schema={
+            "pattern": "^(?:anonymous|default|(?:user|role):[A-Za-z0-9][A-Za-z0-9._@-]{0,99}"
+            rf"|topic:\*|topic:{TOPIC_NAME_PATTERN})$"
+        },
     ),
 ]
 Limit = Annotated[int, Meta(ge=0, le=LIMIT_MAX)]

@@ -6,6 +6,7 @@ import asyncio
 
 from quiver.gateway import access_contract, contract
 from quiver.gateway.application import RouteHandler
+from quiver.gateway.changes import submit_change
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.security.limits import QuotaLimits
@@ -168,8 +169,7 @@ class AccessHandlers:
         )
 
     async def _change(self, request: Request[Done]) -> contract.Answer:
-        done, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.cache.record_index(done.index)
+        await submit_change(self._router, request, deadline=self._deadline())
         return contract.Answer()
 
     def _deadline(self) -> Deadline:

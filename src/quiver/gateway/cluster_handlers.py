@@ -11,6 +11,7 @@ from quiver.client.explanation import explain_partition
 from quiver.clock import Clock
 from quiver.errors import QuiverError, UnavailableError
 from quiver.gateway import contract
+from quiver.gateway.changes import submit_change
 from quiver.gateway.http import HttpResponse, HttpStatus
 from quiver.gateway.http_route import HTML, PROMETHEUS
 from quiver.gateway.metrics import Metrics
@@ -225,8 +226,7 @@ class ClusterHandlers:
     # -- requests --------------------------------------------------------------------------------
 
     async def _change(self, request: DrainBroker | RemoveBroker | AddManager | RemoveManager) -> contract.Answer:
-        done, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.cache.record_index(done.index)
+        await submit_change(self._router, request, deadline=self._deadline())
         return contract.Answer()
 
     async def _find(self, deadline: Deadline, *, topics: tuple[str, ...] | None = ()) -> MetadataFound:

@@ -124,6 +124,45 @@ class GroupLagAnswer(Answer, frozen=True):
     partitions: list[GroupLagItem]
 
 
+class QueueSettingsItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a work queue, the same for all its workers."""
+
+    lease_ms: int
+    max_attempts: Annotated[int, Meta(description="Deliveries after which a job is a dead letter; 0: no limit.")]
+    backoff_ms: Annotated[int, Meta(description="Delay before the first retry.")]
+    backoff_multiplier: float
+    backoff_max_ms: int
+    in_flight_max: Annotated[int, Meta(description="Most jobs under way in a partition.")]
+    order: Literal["offset", "key"]
+
+
+class QueuePartitionItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What a work queue has in a partition, as its leader reports it."""
+
+    topic: str
+    partition_id: int
+    ready: Annotated[int, Meta(description="Jobs that the next worker gets.")]
+    leased: Annotated[int, Meta(description="Jobs that workers have.")]
+    waiting: Annotated[int, Meta(description="Jobs that are delayed or wait for a retry.")]
+    dying: Annotated[int, Meta(description="Jobs on their way to the dead letters.")]
+    cursor: Annotated[int, Meta(description="The first offset that is not settled.")]
+    next_offset: Annotated[int, Meta(description="The first offset that was never delivered.")]
+    end_offset: int
+    stall: Annotated[
+        str,
+        Meta(
+            description="Why nothing can be received now: empty, in_flight_max, waiting or key_order; or it is empty."
+        ),
+    ]
+
+
+class QueueAnswer(Answer, frozen=True):
+    """A work queue: its settings, and what it has in each partition."""
+
+    settings: QueueSettingsItem
+    partitions: list[QueuePartitionItem]
+
+
 class CursorItem(msgspec.Struct, frozen=True, kw_only=True):
     """A cursor that was moved, or would be."""
 

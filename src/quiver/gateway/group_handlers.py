@@ -14,9 +14,11 @@ from quiver.client.group_admin import (
     find_lags,
     reset_group,
 )
+from quiver.client.queue_groups import QueuePartition, describe_queue
 from quiver.errors import RequestError
 from quiver.gateway import contract, group_contract
 from quiver.gateway.application import RouteHandler
+from quiver.gateway.changes import with_one_attempt
 from quiver.groups.settings import dead_letter_topic_of
 from quiver.model import PartitionId
 from quiver.routing.router import Router
@@ -35,6 +37,7 @@ class GroupHandlers:
             "list_groups": self.list_groups,
             "describe_group": self.describe_group,
             "get_group_lag": self.get_group_lag,
+            "describe_queue": self.describe_queue,
             "reset_group": self.reset_group,
             "delete_group": self.delete_group,
         }
@@ -73,6 +76,23 @@ class GroupHandlers:
         ]
         return group_contract.GroupLagAnswer(lag=sum(one.lag for one in items), partitions=items)
 
+    async def describe_queue(self, given: group_contract.GroupQuery) -> group_contract.QueueAnswer:
+        """Describe a work queue, as the leaders of its partitions report it now."""
+        found = await describe_queue(self._router, given.group, deadline=self._router.deadline())
+        settings = found.settings
+        return group_contract.QueueAnswer(
+            settings=group_contract.QueueSettingsItem(
+                lease_ms=settings.lease_ms,
+                max_attempts=settings.max_attempts,
+                backoff_ms=settings.backoff_ms,
+                backoff_multiplier=settings.backoff_multiplier,
+                backoff_max_ms=settings.backoff_max_ms,
+                in_flight_max=settings.in_flight_max,
+                order=settings.order,
+            ),
+            partitions=[_queue_item(one) for one in found.partitions],
+        )
+
     async def reset_group(
         self, given: group_contract.GroupResetBody, on_behalf_of: str
     ) -> group_contract.GroupResetAnswer:
@@ -108,8 +128,24 @@ class GroupHandlers:
 
     async def delete_group(self, given: group_contract.GroupDeleteQuery, on_behalf_of: str) -> contract.Answer:
         """Delete a group with its cursors."""
-        await delete_group(self._router, given.group, is_forced=given.force, on_behalf_of=on_behalf_of)
+        router = with_one_attempt(self._router)
+        await delete_group(router, given.group, is_forced=given.force, on_behalf_of=on_behalf_of)
         return contract.Answer()
+
+
+def _queue_item(one: QueuePartition) -> group_contract.QueuePartitionItem:
+    return group_contract.QueuePartitionItem(
+        topic=one.topic,
+        partition_id=one.partition,
+        ready=one.ready,
+        leased=one.leased,
+        waiting=one.waiting,
+        dying=one.dying,
+        cursor=one.cursor,
+        next_offset=one.next_offset,
+        end_offset=one.end_offset,
+        stall=one.stall,
+    )
 
 
 def _group_item(found: GroupInfo) -> group_contract.GroupItem:

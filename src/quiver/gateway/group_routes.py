@@ -35,6 +35,16 @@ GROUP_ROUTES: tuple[HttpRoute, ...] = (
         failures=(404, 422, 504),
     ),
     HttpRoute(
+        name="describe_queue",
+        method="GET",
+        path="/groups/{group}/queue",
+        section="Groups",
+        summary="Describe a work queue: its settings, and what is ready, leased, waiting and dying, by partition.",
+        parameters=group_contract.GroupQuery,
+        answer=group_contract.QueueAnswer,
+        failures=(404, 409, 422, 504),
+    ),
+    HttpRoute(
         name="reset_group",
         method="POST",
         path="/groups/{group}/reset",

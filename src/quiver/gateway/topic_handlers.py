@@ -5,6 +5,7 @@ from __future__ import annotations
 from quiver.clock import Rng
 from quiver.errors import NotFoundError, QuiverError, RequestError
 from quiver.gateway import contract
+from quiver.gateway.changes import submit_change
 from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
 from quiver.routing.created_topic import check_encrypted
@@ -59,8 +60,7 @@ class TopicHandlers:
     async def delete_topic(self, given: contract.TopicQuery, on_behalf_of: str) -> contract.Answer:
         """Delete a topic."""
         request = DeleteTopicRequest(topic=given.topic, on_behalf_of=on_behalf_of)
-        done, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.cache.record_index(done.index)
+        await submit_change(self._router, request, deadline=self._deadline())
         self._router.cache.forget_topic(given.topic)
         return contract.Answer()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import islice
 
 from quiver.clock import Clock
@@ -65,6 +66,10 @@ class Liveness:
         self.expiry = ClientExpiry(store, clock=clock, settings=settings)
         self._full: set[NodeId] = set()
         """The brokers whose last heartbeat said that their disk is nearly full."""
+        self._emptied_ms: dict[NodeId, int | None] = {}
+        """By broker, when the drain began after which it holds nothing; None: its program does not say."""
+        self.on_emptied: Callable[[], object] = lambda: None
+        """Called when a broker has changed what it says about that."""
 
     async def run(self) -> None:
         """Check for silent brokers and record last-seen times until cancelled."""
@@ -95,6 +100,9 @@ class Liveness:
         self._heard_ms[broker.broker_id] = self._clock.monotonic_ms()
         self._has_beaten.add(broker.broker_id)
         (self._full.add if heartbeat.is_full else self._full.discard)(broker.broker_id)
+        if self._emptied_ms.get(broker.broker_id, 0) != heartbeat.emptied_ms:
+            self._emptied_ms[broker.broker_id] = heartbeat.emptied_ms
+            self.on_emptied()
         self._note(EntityKind.BROKER, broker.broker_id, self._clock.wall_ms())
         for client in heartbeat.clients:
             kind = EntityKind(client.kind)
@@ -109,6 +117,13 @@ class Liveness:
         """Return the living brokers whose disk is nearly full, as far as this primary knows."""
         brokers = self._store.view().brokers
         return tuple(sorted(node for node in self._full if node in brokers and brokers[node].state not in _GONE))
+
+    def is_emptied(self, broker: BrokerRow) -> bool:
+        """Return whether a draining broker has said that it holds nothing since this drain began.
+
+        Programs that do not say it are believed to hold what the metadata says. Unheard, a broker may hold anything.
+        """
+        return self._emptied_ms.get(broker.broker_id, 0) in (None, broker.changed_ms)
 
     def _note(self, kind: EntityKind, id_: int, seen_ms: int) -> None:
         self._beats[kind, id_] = max(seen_ms, self._beats.get((kind, id_), 0))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +29,16 @@ from quiver.manager.group_coordinator import GroupCoordinator, GroupsStatus
 from quiver.manager.liveness import Liveness
 from quiver.manager.repairs import plan_members, plan_repairs
 from quiver.manager.upgrade import ClusterUpgrade
-from quiver.metadata import BrokerState, Command, EntityKind, InitCluster, MetadataStore, NotPrimaryError, Table
+from quiver.metadata import (
+    BrokerRow,
+    BrokerState,
+    Command,
+    EntityKind,
+    InitCluster,
+    MetadataStore,
+    NotPrimaryError,
+    Table,
+)
 from quiver.metadata.commands import command_name
 from quiver.metadata.journal import describe
 from quiver.model import NodeId
@@ -46,10 +56,13 @@ _MATTERS = frozenset((Table.BROKERS, Table.TOPICS, Table.PARTITIONS, Table.MOVES
 class Reconciler:
     """Reconciles the cluster with its desired state."""
 
-    def __init__(self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings) -> None:
+    def __init__(
+        self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, is_emptied: Callable[[BrokerRow], bool]
+    ) -> None:
         self._store = store
         self._clock = clock
         self._settings = settings
+        self._is_emptied = is_emptied
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -64,7 +77,8 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """Plan and submit the current repairs once."""
-        plan = plan_repairs(self._store.view(), now_ms=self._clock.wall_ms(), settings=self._settings)
+        view, now_ms = self._store.view(), self._clock.wall_ms()
+        plan = plan_repairs(view, now_ms=now_ms, settings=self._settings, is_emptied=self._is_emptied)
         for repair in plan:
             command: Command[Any] = repair
             subject, broker = describe(repair)
@@ -77,6 +91,10 @@ class Reconciler:
                 return
             else:
                 logger.info("repair made", extra=facts(**known))
+
+    def reconcile_soon(self) -> None:
+        """Reconcile without waiting for a change of the metadata or the interval."""
+        self._changed.set()
 
     def change_members(self) -> None:
         """Start the next membership change of the metadata group, if one is needed."""
@@ -228,7 +246,10 @@ class Manager:
         self._liveness = Liveness(self._store, clock=self._clock, settings=self._settings)
         note_alive = partial(self._liveness.expiry.note_alive, EntityKind.CONSUMER)
         self._groups = GroupCoordinator(self._store, clock=self._clock, note_alive=note_alive)
-        reconciler = Reconciler(self._store, clock=self._clock, settings=self._settings)
+        reconciler = Reconciler(
+            self._store, clock=self._clock, settings=self._settings, is_emptied=self._liveness.is_emptied
+        )
+        self._liveness.on_emptied = reconciler.reconcile_soon
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._liveness.run())
             tasks.create_task(self._liveness.expiry.run())

@@ -75,6 +75,10 @@ class NodeRouter:
         self._seeds = dict(sorted((seeds or {}).items()))
         self._learned: dict[NodeId, str] = {}
         self._turns = count()
+        self._catch_ups = 0
+        self._catching_up = asyncio.Lock()
+        self._caught_up: tuple[int, QuiverError | None] = (0, None)
+        """How many calls of `catch_up` had been made when its last request was sent, and the error that it met."""
 
     # -- one attempt -----------------------------------------------------------------------------
 
@@ -137,10 +141,28 @@ class NodeRouter:
             await self.ask_primary(request, [encode_payload(command)])
 
     async def catch_up(self) -> View:
-        """Return this node's metadata once it is no older than this call; raises as `ask` does."""
-        found = await self.ask_primary(GetMetadata(topics=(), is_linearizable=True))
-        await self._store.wait_applied(found.index)
+        """Return this node's metadata once it is no older than this call; raises as `ask` does.
+
+        Calls that are made while a request is under way share the next one, which is sent after all of them.
+        """
+        self._catch_ups += 1
+        call = self._catch_ups
+        async with self._catching_up:
+            if self._caught_up[0] < call:
+                sharing = self._catch_ups  # later calls need another request
+                self._caught_up = (sharing, await self._try_catch_up())
+            error = self._caught_up[1]
+        if error is not None:
+            raise error
         return self._store.view()
+
+    async def _try_catch_up(self) -> QuiverError | None:
+        try:
+            found = await self.ask_primary(GetMetadata(topics=(), is_linearizable=True))
+            await self._store.wait_applied(found.index)
+        except QuiverError as error:
+            return error
+        return None
 
     async def find_members(self, partition: PartitionRow) -> MembersFound:
         """Ask a partition's leader for the members of its group.

@@ -4,9 +4,10 @@ Pure and deterministic: the same view gives the same plan, ties go to the smalle
 list of steps that the primary turns into commands, a few at a time; then it plans again from the new metadata.
 
 Every plan keeps these rules. A broker has at most one replica of a partition. Only eligible brokers get replicas. The
-replicas of a partition are spread over as many racks as possible. Among the brokers that remain, one that is not
-suspect, and of those the one with the fewest replicas is chosen; among a partition's brokers, the one that is the
-preferred leader of the fewest partitions becomes its preferred leader.
+replicas of a partition are spread over as many racks as possible; brokers without a rack that publish the same host
+are in one rack, because they fail together. Among the brokers that remain, one that is not suspect, and of those the
+one with the fewest replicas is chosen; among a partition's brokers, the one that is the preferred leader of the fewest
+partitions becomes its preferred leader.
 
 `ReplicaLoad` counts the replicas of each broker; a begun move counts as completed. Planning updates it, so each step of
 a plan sees the steps before it. `MoveBudget` limits how many moves may run at the same time.
@@ -16,8 +17,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from heapq import nsmallest
-from itertools import chain
+from heapq import heapify, heappop, heappush
+from itertools import chain, product
 
 import msgspec
 
@@ -39,7 +40,9 @@ class ReplicaLoad:
         self.eligible = [broker.broker_id for broker in brokers if broker.is_eligible]
         self.suspects = frozenset(one.broker_id for one in brokers if one.state is BrokerState.SUSPECT)
         """Brokers that may be dead already: a partition whose replicas are all lost never gets a leader."""
-        self._racks = {broker.broker_id: broker.rack for broker in brokers if broker.rack}
+        self._racks = {broker.broker_id: _rack_of(broker) for broker in brokers}
+        self.has_racks = 1 < len(set(self._racks.values())) < len(self._racks)
+        """Whether it matters which brokers share a rack: some do, and not all."""
         self.members = {key: partition.replicas for key, partition in view.partitions.items()}
         for move in view.moves.values():
             key = (move.topic_id, move.partition_id)
@@ -47,13 +50,8 @@ class ReplicaLoad:
         self.replicas = Counter(chain.from_iterable(self.members.values()))
         self.leaders = Counter([members[0] for members in self.members.values()])
 
-    @property
-    def has_racks(self) -> bool:
-        """Return whether any broker has a rack."""
-        return bool(self._racks)
-
     def rack_of(self, broker: NodeId) -> str:
-        """Return a broker's rack; a broker without one counts as its own rack."""
+        """Return a broker's rack; without one, its host; a broker that is unknown counts as its own rack."""
         return self._racks.get(broker) or f"\0{broker}"
 
     def is_even(self, counted: Counter[NodeId]) -> bool:
@@ -85,6 +83,69 @@ class ReplicaLoad:
         self.leaders[before[0]] -= 1
         self.leaders[leader] += 1
         self.members[key] = (leader, *(broker for broker in before if broker != leader))
+
+
+class EmptiestBrokers:
+    """The eligible brokers by rack, the best first: takes the brokers of one new partition after the other.
+
+    It chooses as `_choose` does, in logarithmic instead of linear time per replica: a topic may have thousands of
+    partitions on hundreds of brokers, and the primary's event loop waits.
+    """
+
+    def __init__(self, load: ReplicaLoad) -> None:
+        self._load = load
+        self._racks: dict[str, list[_Candidate]] = {}
+        for broker in load.eligible:
+            self._racks.setdefault(load.rack_of(broker), []).append(self._rate(broker))
+        for brokers in self._racks.values():
+            heapify(brokers)
+        self._best = [(brokers[0], rack) for rack, brokers in self._racks.items()]
+        """The best broker of each rack. An entry that is no longer its rack's best is stale."""
+        heapify(self._best)
+
+    def take(self, replicas: int) -> list[NodeId]:
+        """Return the brokers of the next partition, at most the eligible ones, and count its replicas.
+
+        The preferred leader is first.
+        """
+        chosen: list[NodeId] = []
+        touched: set[str] = set()
+        wanted = min(replicas, len(self._load.eligible))
+        while len(chosen) < wanted:
+            taken = self._take_round(wanted - len(chosen))
+            touched.update(map(self._load.rack_of, taken))
+            chosen += taken
+        chosen.sort(key=lambda broker: (self._load.leaders[broker], broker))
+        self._load.expect(chosen)
+        for broker in chosen:
+            heappush(self._racks[self._load.rack_of(broker)], self._rate(broker))
+        self._offer(touched)
+        return chosen
+
+    def _take_round(self, count: int) -> list[NodeId]:
+        """Take the best broker of each rack, of the best racks first."""
+        taken: list[NodeId] = []
+        used: set[str] = set()
+        while self._best and len(taken) < count:
+            candidate, rack = heappop(self._best)
+            brokers = self._racks[rack]
+            if rack not in used and brokers and brokers[0] == candidate:
+                used.add(rack)
+                taken.append(heappop(brokers)[-1])
+        self._offer(used)
+        return taken
+
+    def _offer(self, racks: Iterable[str]) -> None:
+        for rack in racks:
+            if self._racks[rack]:
+                heappush(self._best, (self._racks[rack][0], rack))
+
+    def _rate(self, broker: NodeId) -> _Candidate:
+        return (broker in self._load.suspects, self._load.replicas[broker], broker)
+
+
+_Candidate = tuple[bool, int, NodeId]
+"""A broker after what decides between those of one rack: whether it is suspect, and its replicas."""
 
 
 class MoveBudget:
@@ -145,6 +206,11 @@ def can_move(view: View, partition: PartitionRow) -> bool:
 def is_living(view: View, broker: NodeId) -> bool:
     """Return whether a broker is neither dead, removed nor unknown."""
     return broker in view.brokers and view.brokers[broker].state not in GONE
+
+
+def _rack_of(broker: BrokerRow) -> str:
+    """Return a broker's failure domain: its rack, or the host that it publishes."""
+    return broker.rack or f"\0{broker.wire_address.rpartition(':')[0].lower()}"
 
 
 def count_racks(load: ReplicaLoad, brokers: Collection[NodeId]) -> int:
@@ -238,7 +304,8 @@ def place_topic(
         raise UnavailableError(f"not done: only {len(load.eligible)} of {known} brokers are alive", code="brokers_dead")
     for members in underway:
         load.expect(members)
-    return tuple(_place_partition(load, min(replicas, len(load.eligible))) for _ in range(partitions))
+    brokers = EmptiestBrokers(load)
+    return tuple(tuple(brokers.take(replicas)) for _ in range(partitions))
 
 
 def plan_drain(view: View, budget: MoveBudget | None = None) -> list[PlannedMove]:
@@ -266,11 +333,12 @@ def plan_growth(view: View, budget: MoveBudget | None = None) -> list[PlannedMov
 def plan_rebalance(view: View, budget: MoveBudget | None = None) -> RebalancePlan:
     """Return the steps after which the eligible brokers' replicas, and preferred leaders, differ by at most one.
 
-    Each move goes directly from the fullest broker to the emptiest, so the plan is minimal. A broker may keep more
-    where racks allow no move. Leaders come last, because moves also move preferred leaderships.
+    First, replicas that share a rack while another rack is free are moved there. Then each move goes directly from the
+    fullest broker to the emptiest, so the plan is minimal. A broker may keep more where racks allow no move. Leaders
+    come last, because moves also move preferred leaderships.
     """
-    load = ReplicaLoad(view)
-    moves = tuple(_even_out(view, load, budget or MoveBudget(view)))
+    load, budget = ReplicaLoad(view), budget or MoveBudget(view)
+    moves = (*_spread_over_racks(view, load, budget), *_even_out(view, load, budget))
     return RebalancePlan(moves, () if moves or view.moves else tuple(_even_out_leaders(load)))
 
 
@@ -285,24 +353,6 @@ def is_lost(broker: BrokerRow, *, now_ms: int, rebuild_after_ms: int) -> bool:
 
 
 # -- steps -------------------------------------------------------------------------------------------
-
-
-def _place_partition(load: ReplicaLoad, replicas: int) -> tuple[NodeId, ...]:
-    chosen: list[NodeId] = []
-    if load.has_racks:
-        for _ in range(replicas):
-            target = _choose(load, chosen, load.eligible)
-            assert target is not None, "there are as many eligible brokers as replicas"
-            chosen.append(target)
-    else:  # same result, several times faster: without racks the emptiest brokers are the best
-        chosen = nsmallest(
-            replicas,
-            load.eligible,
-            key=lambda broker: (broker in load.suspects, load.replicas[broker], broker),
-        )
-    chosen.sort(key=lambda broker: (load.leaders[broker], broker))
-    load.expect(chosen)
-    return tuple(chosen)
 
 
 def _choose(load: ReplicaLoad, kept: Sequence[NodeId], candidates: Iterable[NodeId]) -> NodeId | None:
@@ -348,6 +398,27 @@ def _plan_move(
     return [PlannedMove(partition.topic_id, partition.partition_id, source, target)]
 
 
+def _spread_over_racks(view: View, load: ReplicaLoad, budget: MoveBudget) -> Iterator[PlannedMove]:
+    """Yield a move for each partition with two replicas in one rack, if a broker in an unused rack can take one."""
+    racks = {load.rack_of(broker) for broker in load.eligible} if load.has_racks else set()
+    crowded = [
+        key
+        for key, members in (load.members.items() if racks else ())
+        if count_racks(load, members) < min(len(members), len(racks))
+    ]
+    for partition in budget.movable(view.partitions[key] for key in crowded):
+        members = load.members[partition.key]
+        used = Counter(map(load.rack_of, members))
+        shared = [broker for broker in members if used[load.rack_of(broker)] > 1 and budget.admits(broker)]
+        free = [broker for broker in load.eligible if load.rack_of(broker) not in used and budget.admits(broker)]
+        target = _choose(load, members, free)
+        if shared and target is not None:
+            source = max(shared, key=lambda broker: (load.replicas[broker], broker))
+            load.replace(partition.key, source, target)
+            budget.take(partition.key, source, target)
+            yield PlannedMove(*partition.key, source, target)
+
+
 def _even_out(view: View, load: ReplicaLoad, budget: MoveBudget) -> Iterator[PlannedMove]:
     """Yield moves from full brokers to empty ones until no pair differs by more than one, or none can move."""
     keys = [] if load.is_even(load.replicas) else sorted(load.members)
@@ -369,14 +440,9 @@ def _find_shift(
     If the budget or a move under way blocks this shift, return None and wait: the next best brokers would move more
     than is needed. If racks never allow this shift, try the next best brokers.
     """
-    held = load.replicas
-    pairs = [
-        (source, target) for source in load.eligible for target in load.eligible if held[source] - held[target] > 1
-    ]
-    pairs.sort(key=lambda pair: (-held[pair[0]], held[pair[1]], pair))
     waits_for: tuple[int, int] | None = None
-    for source, target in pairs:
-        counts = (held[source], held[target])
+    for source, target in _uneven_pairs(load):
+        counts = (load.replicas[source], load.replicas[target])
         if waits_for is not None and counts != waits_for:
             return None
         has_room = budget.admits(source) and budget.admits(target)
@@ -387,6 +453,21 @@ def _find_shift(
             if not has_room:
                 break
     return None
+
+
+def _uneven_pairs(load: ReplicaLoad) -> Iterator[tuple[NodeId, NodeId]]:
+    """Yield the pairs of a fuller and an emptier broker that differ by two or more, the fullest and emptiest first.
+
+    One by one: there are as many as the square of the brokers, and the first is nearly always the one that is used.
+    """
+    by_count: dict[int, list[NodeId]] = {}
+    for broker in load.eligible:
+        by_count.setdefault(load.replicas[broker], []).append(broker)
+    for high in sorted(by_count, reverse=True):
+        for low in sorted(by_count):
+            if high - low < 2:
+                break
+            yield from product(by_count[high], by_count[low])
 
 
 def _shiftable(

@@ -1,13 +1,14 @@
-"""Plan the primary's next commands from the metadata alone, to reconcile the cluster with its desired state.
+"""Plan the primary's next commands from the metadata, to reconcile the cluster with its desired state.
 
-Deterministic and stateless: a new primary with the same metadata continues where the last one stopped. The limited
-number of concurrent moves is used in this order: lost replicas, under-replicated partitions, draining brokers, and
-rebalancing. A partition whose majority is dead cannot move; it waits and does not use the budget.
+Deterministic and stateless: a new primary with the same metadata continues where the last one stopped. Only the end of
+a drain also needs what the broker says itself. The limited number of concurrent moves is used in this order: lost
+replicas, under-replicated partitions, draining brokers, and rebalancing. A partition whose majority is dead cannot
+move; it waits and does not use the budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from quiver.config import ManagerSettings
 from quiver.manager.placement import (
@@ -22,6 +23,7 @@ from quiver.manager.placement import (
 from quiver.metadata import (
     AbortMove,
     BeginMove,
+    BrokerRow,
     BrokerState,
     ChangeBrokerState,
     ChangeRebalancing,
@@ -37,8 +39,13 @@ Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBroker
 """The commands that the primary submits on its own."""
 
 
-def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[Repair]:
-    """Return the next commands, in order; times are of the wall clock."""
+def plan_repairs(
+    view: View, *, now_ms: int, settings: ManagerSettings, is_emptied: Callable[[BrokerRow], bool]
+) -> list[Repair]:
+    """Return the next commands, in order; times are of the wall clock.
+
+    `is_emptied` tells whether a draining broker itself says that it holds nothing.
+    """
     budget = MoveBudget(view, moves_max=settings.moves_max, broker_moves_max=settings.broker_moves_max)
     moves = _urgent_moves(view, budget, now_ms=now_ms, settings=settings)
     spreads = settings.rebalance == "always" or view.counters.is_rebalancing
@@ -46,7 +53,7 @@ def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[
         *_abort_hopeless(view, now_ms),
         *(_begin(move, now_ms) for move in moves),
         *(() if moves or not spreads else _rebalance(view, budget, now_ms)),
-        *_conclude_drains(view, now_ms),
+        *_conclude_drains(view, now_ms, is_emptied),
         *_purge(view, now_ms),
         *_expire_holds(view, now_ms),
     ]
@@ -121,13 +128,17 @@ def _rebalance(view: View, budget: MoveBudget, now_ms: int) -> Iterator[Repair]:
 # -- completion and expiry ------------------------------------------------------------------------------------
 
 
-def _conclude_drains(view: View, now_ms: int) -> Iterator[ChangeBrokerState]:
-    """Mark draining brokers without replicas and moves as drained."""
+def _conclude_drains(view: View, now_ms: int, is_emptied: Callable[[BrokerRow], bool]) -> Iterator[ChangeBrokerState]:
+    """Mark draining brokers without replicas and moves as drained, if they say so, too.
+
+    A group may have carried out a move that was aborted: it then counts a broker of which the metadata knows nothing,
+    perhaps as its only voter, until it has changed back.
+    """
     draining = [broker for _, broker in sorted(view.brokers.items()) if broker.state is BrokerState.DRAINING]
     for broker in draining:
         moves = view.moves.values()
         is_moving = any(broker.broker_id in (move.source, move.target) for move in moves)
-        if not is_moving and not view.partitions_on(broker.broker_id):
+        if not is_moving and not view.partitions_on(broker.broker_id) and is_emptied(broker):
             yield ChangeBrokerState(now_ms=now_ms, broker_id=broker.broker_id, state=BrokerState.DRAINED)
 
 

@@ -44,6 +44,7 @@ from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, RaftPeerStatus, RaftStatus, Role
 from quiver.record import Batch
 from quiver.replication import Member
+from quiver.security.limits import QuotaTable
 from quiver.storage import ROOM_RETRY_S, Executor, Lane
 from quiver.tasks import timeout
 
@@ -106,6 +107,9 @@ class MetadataStore:
         self._member: Member | None = None
         self._compacted_index = Index(0)
         self._submits = 0
+        self._limited_view = machine.state.view()
+        self._quota_table = self._limited_view.quota_table
+        """The limits in `_limited_view`."""
         self.topic_requests = TopicRequests(machine.state.view())
         """The requests that created topics, for repeats that come after the topic was purged."""
         machine.add_listener(self.topic_requests)
@@ -413,6 +417,14 @@ class MetadataStore:
         """Return the metadata as this node knows it, however stale."""
         state = self.machine.state
         return state.shown or state.view()
+
+    def quota_table(self) -> QuotaTable:
+        """Return the limits of principals and topics: the same object until quotas or memberships change."""
+        shown = self.machine.state.shown
+        if shown is None or shown is not self._limited_view:  # asked for each request
+            self._limited_view = shown = self.view()
+            self._quota_table = shown.quota_table
+        return self._quota_table
 
     async def read(self, *, linearizable: bool = False) -> View:
         """Return the metadata: at most `staleness_ms_max` old, or linearizable, on the primary only.

@@ -8,6 +8,9 @@ A partition is trimmed to a state snapshot only, never to an offset in between: 
 whole state from the first entry that it keeps. A bound is therefore kept to within the distance of two snapshots: never
 too early, at most a little late. If a policy has several bounds, records go as soon as any of them allows it, unless a
 hold keeps them. `find_trim` and `is_snapshot_due` are pure.
+
+What a hold keeps is decided by the metadata, which a new leader's node may not know yet. So a trim waits until it is
+confirmed that the node knows all that was acknowledged before.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
-from quiver.errors import DiskFullError, LogClosedError, QuiverError, StorageError
+from quiver.errors import DiskFullError, LogClosedError, QuiverError, StorageError, UnavailableError
 from quiver.logs import facts
 from quiver.model import ConsumerId, Offset, ProducerId
 from quiver.partition.client_cleaner import ClientCleaner
@@ -35,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 SNAPSHOTS_PER_BOUND = 8
 """State snapshots within a retention bound: records stay at most an eighth of the bound longer."""
+CONFIRM_TIMEOUT_S = 1.0
+"""How long a trim, and a replica that closes meanwhile, wait for the policy to be confirmed. A later round retries."""
 SNAPSHOT_BYTES_MIN = 4096
 """Bytes of records that are not worth a state snapshot, however small a bound is."""
 
@@ -55,12 +61,30 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 KEEP_EVERYTHING = RetentionPolicy()
 
 
+class PolicySource(Protocol):
+    """Where the policy comes from that a trim must obey."""
+
+    async def confirm(self) -> None:
+        """Wait until `policy` includes everything that was acknowledged before this call.
+
+        Raises:
+            UnavailableError: that cannot be known now.
+        """
+        ...
+
+    def policy(self) -> RetentionPolicy:
+        """Return the policy as it is known now."""
+        ...
+
+
 class Maintenance:
     """The background work of one replica: `run` until `stop`, which never interrupts a step."""
 
     def __init__(self, member: Member, state: PartitionState, gate: ProposalGate, settings: PartitionSettings) -> None:
         self.policy = KEEP_EVERYTHING
         """The retention policy that the leader applies from the next round on."""
+        self.source: PolicySource | None = None
+        """What confirms the policy before a trim; None: `policy` is all there is."""
         self._member = member
         self._state = state
         self._gate = gate
@@ -71,6 +95,18 @@ class Maintenance:
         self.cleaner = ClientCleaner(gate, state, idle_ms=settings.dedup_window_ms)
         self._saved_bytes = state.record_bytes
         self._trimmed_index = member.log.first_index
+        self._no_trim = asyncio.Event()
+        """Set unless a trim is proposed and not applied."""
+        self._no_trim.set()
+
+    @property
+    def is_trimming(self) -> bool:
+        """Return whether a trim is proposed: records that are still there may be gone in a moment."""
+        return not self._no_trim.is_set()
+
+    async def wait_trimmed(self) -> None:
+        """Wait until no trim is proposed."""
+        await self._no_trim.wait()
 
     def note_applied(self) -> None:
         """Wake `run` if the batches that were just applied make work."""
@@ -178,12 +214,29 @@ class Maintenance:
         await done
 
     async def _trim(self, now_ms: int) -> None:
+        """Trim to what the policy allows, every hold that a client may count on included."""
+        if self.source is not None:
+            await _confirm(self.source)
         await self._gate.wait_ready()
-        point = find_trim(self._state, self.policy, now_ms=now_ms)
+        policy = self.policy if self.source is None else self.source.policy()
+        point = find_trim(self._state, policy, now_ms=now_ms)
         if point is None:
-            return  # an earlier leader has already trimmed
-        await self._gate.propose_entry(TrimEntry(point.index, point.offset))
+            return  # an earlier leader has already trimmed, or a hold was placed
+        outcome = self._gate.propose_entry(TrimEntry(point.index, point.offset))
+        self._no_trim.clear()
+        try:
+            await outcome
+        finally:
+            self._no_trim.set()
         logger.info("records trimmed", extra=facts(group=self._member.group, first_offset=point.offset))
+
+
+async def _confirm(source: PolicySource) -> None:
+    try:
+        async with timeout(CONFIRM_TIMEOUT_S):
+            await source.confirm()
+    except TimeoutError:
+        raise UnavailableError("not done: the retention policy was not confirmed in time") from None
 
 
 def find_trim(state: PartitionState, policy: RetentionPolicy, *, now_ms: int) -> TrimPoint | None:

@@ -48,8 +48,7 @@ class ProposalGate:
     @property
     def is_current(self) -> bool:
         """Return whether this replica leads in the term in which it has caught up."""
-        member = self._member
-        return self.term == member.term and member.is_leader
+        return self._member.leads_in(self.term)
 
     @property
     def is_ready(self) -> bool:

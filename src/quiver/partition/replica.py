@@ -38,7 +38,7 @@ from quiver.partition.consume_handler import (
 )
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.entries import FenceEntry
-from quiver.partition.maintenance import Maintenance, RetentionPolicy
+from quiver.partition.maintenance import Maintenance, PolicySource, RetentionPolicy
 from quiver.partition.meters import ConsumeTimings, TopicMeter
 from quiver.partition.producers import Deduplicator, fenced
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
@@ -200,6 +200,10 @@ class Replica:
         """Apply this retention policy from now on."""
         self._maintenance.policy = policy
 
+    def set_policy_source(self, source: PolicySource) -> None:
+        """Confirm the retention policy there before each trim."""
+        self._maintenance.source = source
+
     def set_clients(self, find_clients: FindClients) -> None:
         """Drop the state of clients that are no longer registered from now on, as the leader."""
         self._maintenance.cleaner.find_clients = find_clients
@@ -352,12 +356,16 @@ class Replica:
     async def find_offset(self, at: Literal["earliest", "latest"] | int) -> Offset:
         """Return the first offset, the high watermark, or the offset of the first record at or after a timestamp (ms).
 
-        Linearizable. If every record is older than the timestamp, the result is the high watermark.
+        Linearizable. If every record is older than the timestamp, the result is the high watermark. The records from
+        the first offset on stay, if a hold keeps them that this node knows of.
 
         Raises:
             NotLeaderError: another replica leads.
         """
         await self._gate.wait_confirmed()
+        while at == "earliest" and self._maintenance.is_trimming:  # it was decided before the hold was known
+            await self._maintenance.wait_trimmed()
+            await self._gate.wait_confirmed()
         first_offset, end_offset = self._state.first_offset, self._state.end_offset
         if at == "earliest":
             return first_offset

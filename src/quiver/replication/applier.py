@@ -97,11 +97,14 @@ class Applier:
                 self._host.spawn(self._group, self._read, first_index, end_index)
                 return
             steps = self._machine.apply_steps(batches)
-            with suppress(Exception):  # it only prepares: `apply` says what is wrong with a batch
-                if next(steps, DONE) is not DONE:
-                    self._is_reading = True
-                    self._host.spawn(self._group, self._apply_later, batches, steps)
-                    return
+            try:
+                needs_steps = next(steps, DONE) is not DONE
+            except Exception:  # noqa: BLE001 - it only prepares: `apply` says what is wrong with a batch
+                needs_steps = False
+            if needs_steps:
+                self._is_reading = True
+                self._host.spawn(self._group, self._apply_later, batches, steps)
+                return
             self._apply_batches(batches)
 
     async def _apply_later(self, batches: list[Batch], steps: Iterator[None]) -> None:

@@ -65,11 +65,6 @@ class GroupMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     append: AppendHead | None = None
     plain: PlainMessage | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether nothing is left of a message whose payload was dropped."""
-        return self.append is None and self.plain is None
-
 
 class EnvelopeHeader(msgspec.Struct, frozen=True, array_like=True):
     """The start of an envelope."""

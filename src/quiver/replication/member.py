@@ -300,10 +300,13 @@ class Member(MemberState):
         Raises:
             DecodeError: its batches or its snapshot are malformed; nothing was done.
         """
-        received = self._room.admit(received)
-        self._raft.set_room(is_low=self._room.is_low, is_full=self._room.is_full)
-        if received.message.is_empty:
-            return
+        room = self._room
+        if received.message.payload_bytes or room.is_full:
+            received = room.admit(received)
+        if room.space.is_full is not room.reported[0] or room.is_full is not room.reported[1]:
+            self._raft.set_room(**room.report())
+        if received.message.append is None and received.message.plain is None:
+            return  # a snapshot that was dropped
         message, snapshot = received.as_message()
         output = self._raft.receive(from_, message, self._now_ms())
         if output.is_refused:

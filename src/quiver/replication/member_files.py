@@ -41,6 +41,8 @@ from quiver.storage import (
     TailBudget,
 )
 from quiver.storage.data_key import open_cipher
+from quiver.storage.hardstate import write_new_hard_state
+from quiver.storage.log_directory import write_new_log
 
 if TYPE_CHECKING:
     from quiver.security.key_ring import KeyRing
@@ -101,7 +103,15 @@ class MemberStorage(msgspec.Struct, frozen=True):
         """Run the blocking work of opening a member; it must not delay the writes of open members."""
         return self.executor.submit(work, Lane.RECOVERY)
 
-    def open_log(self, directory: str, *, verify: bool, cipher: LogCipher | None, discard_damage: bool = False) -> Log:
+    def open_log(
+        self,
+        directory: str,
+        *,
+        verify: bool,
+        cipher: LogCipher | None,
+        discard_damage: bool = False,
+        is_synced: bool = False,
+    ) -> Log:
         """Open a log; blocks."""
         return Log.open(
             directory,
@@ -115,27 +125,43 @@ class MemberStorage(msgspec.Struct, frozen=True):
             space=self.space,
             discard_damage=discard_damage,
             verify=verify,
+            is_synced=is_synced,
         )
 
 
+def write_new_files(disk: Disk, directory: str, *, bootstrap: Configuration | None, now_ms: int) -> None:
+    """Write the files of a new member, not encrypted, into an empty directory; blocks. The caller makes them durable.
+
+    `bootstrap` names the first members of a new group; without it the member joins a group that exists.
+    """
+    write_new_log(disk, directory, now_ms)
+    write_new_hard_state(disk, directory, _first_hard_state(bootstrap))
+
+
 async def open_files(
-    storage: MemberStorage, directory: str, *, bootstrap: Configuration | None, is_encrypted: bool = False
+    storage: MemberStorage,
+    directory: str,
+    *,
+    bootstrap: Configuration | None,
+    is_encrypted: bool = False,
+    is_synced: bool = False,
 ) -> MemberFiles:
     """Open or create a member's files. `bootstrap` names the first members of a new group, once in its life.
 
-    With `is_encrypted` new files are encrypted; existing ones say themselves whether they are.
+    With `is_encrypted` new files are encrypted; existing ones say themselves whether they are. With `is_synced` the
+    files are new and known to be durable: they are not synced again.
 
     Raises:
         StorageError: the disk failed, or the files cannot be used.
     """
     try:
-        return await _open_files(storage, directory, bootstrap, is_encrypted=is_encrypted)
+        return await _open_files(storage, directory, bootstrap, is_encrypted=is_encrypted, is_synced=is_synced)
     except OSError as error:
         raise StorageError(f"{directory}: cannot open the files of this member: {error}") from error
 
 
 async def _open_files(
-    storage: MemberStorage, directory: str, bootstrap: Configuration | None, *, is_encrypted: bool
+    storage: MemberStorage, directory: str, bootstrap: Configuration | None, *, is_encrypted: bool, is_synced: bool
 ) -> MemberFiles:
     file = HardStateFile(storage.disk, directory)
     async with AsyncExitStack() as opened:  # a retry must not find handles that are still open
@@ -143,7 +169,7 @@ async def _open_files(
         # The cipher first: a member without its key stays exactly as it is.
         load_cipher = partial(open_cipher, storage.disk, directory, storage.keys, is_encrypted=is_encrypted)
         cipher, saved = await storage.submit(lambda: (load_cipher(), file.load()))
-        files = await _read_files(storage, directory, file, saved, bootstrap, opened, cipher)
+        files = await _read_files(storage, directory, file, saved, bootstrap, opened, cipher, is_synced=is_synced)
         opened.pop_all()
     return files
 
@@ -156,10 +182,12 @@ async def _read_files(
     bootstrap: Configuration | None,
     opened: AsyncExitStack,
     cipher: LogCipher | None,
+    *,
+    is_synced: bool,
 ) -> MemberFiles:
     submit = storage.submit
     is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
-    log = await submit(partial(storage.open_log, directory, verify=is_suspect, cipher=cipher))
+    log = await submit(partial(storage.open_log, directory, verify=is_suspect, cipher=cipher, is_synced=is_synced))
     opened.push_async_callback(log.close)
     hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
     findings: tuple[str, ...] = ()
@@ -238,10 +266,14 @@ def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | N
             f"{log.directory}: the log has entries but no hard state, so this member's vote is unknown; "
             "remove the replica and add it again under a new node id"
         )
-    known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
-    hard_state = StoredHardState(membership=encode_membership(Membership(known, is_joining=bootstrap is None)))
+    hard_state = _first_hard_state(bootstrap)
     file.save(hard_state)
     return hard_state
+
+
+def _first_hard_state(bootstrap: Configuration | None) -> StoredHardState:
+    known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
+    return StoredHardState(membership=encode_membership(Membership(known, is_joining=bootstrap is None)))
 
 
 def _replace_impossible_term(

@@ -49,6 +49,11 @@ class MemberState:
         """Return the current term."""
         return self._raft.term
 
+    def leads_in(self, term: Term | None) -> bool:
+        """Return whether this member leads, and its term is this one."""
+        raft = self._raft
+        return raft.term == term and raft.is_leader
+
     @property
     def needs_upgrade(self) -> str:
         """Return why this member has stopped applying until a newer program is started; empty if it has not."""

@@ -28,7 +28,7 @@ from quiver.replication.codec import GroupMessage, ReceivedMessage, decode_envel
 from quiver.replication.history import ReplicationCounters
 from quiver.replication.interfaces import Network, Scheduled, StateMachine
 from quiver.replication.member import Member
-from quiver.replication.member_files import MemberStorage, open_files
+from quiver.replication.member_files import MemberStorage, open_files, write_new_files
 from quiver.replication.status import ReplicationPeerStatus, ReplicatorStatus
 from quiver.replication.timers import DeadlineTimer
 from quiver.storage import Disk, DiskSpace, Executor, LogTimings, TailBudget
@@ -147,10 +147,11 @@ class Replicator:
         *,
         bootstrap: Configuration | None = None,
         is_encrypted: bool = False,
+        is_synced: bool = False,
     ) -> Member:
         """Join a group with the files in `directory`; `bootstrap` names the first members of a new group.
 
-        With `is_encrypted` new files are encrypted.
+        With `is_encrypted` new files are encrypted. With `is_synced` the files are those of `plan_files`, durable.
 
         Raises:
             RequestError: the group is already open.
@@ -158,7 +159,9 @@ class Replicator:
         """
         if group in self._members:
             raise RequestError(f"group {group} is already open on this node")
-        files = await open_files(self._storage, directory, bootstrap=bootstrap, is_encrypted=is_encrypted)
+        files = await open_files(
+            self._storage, directory, bootstrap=bootstrap, is_encrypted=is_encrypted, is_synced=is_synced
+        )
         if self._failure is not None:
             raise StorageError(f"group {group} is not opened: the disk of this node has failed: {self._failure}")
         for warning in files.warnings:
@@ -197,6 +200,11 @@ class Replicator:
         files = await open_files(self._storage, directory, bootstrap=bootstrap, is_encrypted=is_encrypted)
         await files.log.close()
         files.hard_state.close()
+
+    def plan_files(self, bootstrap: Configuration | None) -> Callable[[str], None]:
+        """Return blocking work that writes the files of a new member into an empty directory, and syncs nothing."""
+        storage, now_ms = self._storage, self._clock.wall_ms()
+        return lambda directory: write_new_files(storage.disk, directory, bootstrap=bootstrap, now_ms=now_ms)
 
     async def close_member(self, group: GroupId) -> None:
         """Leave a group and keep its files. After a disk failure no group is open, so this does nothing."""

@@ -120,6 +120,10 @@ class MetadataCache:
         route.doubted.add(node)
         route.leader = hint if hint is not None else (None if route.leader == node else route.leader)
 
+    def count_partitions(self) -> int:
+        """Return the number of partitions whose leader was looked up or used."""
+        return len(self._routes)
+
     def _update_leader(self, topic_id: TopicId, partition: PartitionInfo) -> None:
         """Adopt the leader that metadata names, unless that epoch was adopted before."""
         route = self._route(topic_id, partition.partition_id)

@@ -8,6 +8,7 @@ request changes something.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from quiver.backoff import Backoff
@@ -30,6 +31,11 @@ RETRIES_PER_SECOND: Final = 100
 """Retries that all calls of one client may add to the load of a failing cluster, on average."""
 RETRIES_BURST: Final = 200
 """Retries allowed in a burst before the average applies: the loss of a leader fails many calls together."""
+PARTITION_RETRIES_PER_SECOND: Final = 2
+"""Further retries on average for each partition that the client uses: a client of many partitions sends many requests
+anyway, and when a node is lost, each of its partitions has to find its new leader."""
+PARTITION_RETRIES_BURST: Final = 8
+"""Further retries in a burst for each partition that the client uses."""
 
 
 class Deadline:
@@ -53,20 +59,25 @@ class Deadline:
 
 
 class RetryBudget:
-    """Bound the rate of a client's retries: beyond the budget they are spread out, never refused."""
+    """Bound the rate of a client's retries: beyond the budget they are spread out, never refused.
 
-    def __init__(self, clock: Clock, *, per_second: int = RETRIES_PER_SECOND, burst: int = RETRIES_BURST) -> None:
+    It grows with the partitions that the client uses.
+    """
+
+    def __init__(self, clock: Clock, *, count_partitions: Callable[[], int] = lambda: 0) -> None:
         self._clock = clock
-        self._interval_ms = 1000 / per_second
-        self._burst_ms = burst * self._interval_ms
-        self._free_at_ms: float = clock.monotonic_ms() - self._burst_ms
-        """When the next retry is due if they are spread evenly; in the past while there is budget left."""
+        self._count_partitions = count_partitions
+        self._spent: float = 0.0
+        """Retries of the burst that are used up; they come back with time."""
+        self._updated_ms = clock.monotonic_ms()
 
     def reserve(self) -> float:
         """Take one retry out of the budget; return how many milliseconds it must wait."""
-        now_ms = self._clock.monotonic_ms()
-        self._free_at_ms = max(self._free_at_ms, now_ms - self._burst_ms) + self._interval_ms
-        return max(0.0, self._free_at_ms - now_ms)
+        now_ms, partitions = self._clock.monotonic_ms(), self._count_partitions()
+        per_ms = (RETRIES_PER_SECOND + PARTITION_RETRIES_PER_SECOND * partitions) / 1000
+        self._spent = max(0.0, self._spent - (now_ms - self._updated_ms) * per_ms) + 1
+        self._updated_ms = now_ms
+        return max(0.0, self._spent - RETRIES_BURST - PARTITION_RETRIES_BURST * partitions) / per_ms
 
 
 class Retry:

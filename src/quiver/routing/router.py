@@ -62,7 +62,7 @@ class Router:
         self.options = options
         self.clock, self.rng = clock, rng
         self._transport = transport
-        self._budget = RetryBudget(clock)
+        self._budget = RetryBudget(clock, count_partitions=cache.count_partitions)
         self._refreshing = asyncio.Lock()
 
     def with_options(self, options: RouterOptions) -> Router:

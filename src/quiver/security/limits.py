@@ -118,11 +118,8 @@ class QuotaTable:
         """`roles` are the roles of each user by name."""
         self._limits = limits
         self._roles = roles
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no limits are set."""
-        return not self._limits
+        self.is_empty = not limits
+        """Whether no limits are set."""
 
     def limits_of(self, principal: Principal, base: QuotaLimits) -> QuotaLimits:
         """Return the limits of a principal; `base` are those of the node's settings."""

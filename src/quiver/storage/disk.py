@@ -13,11 +13,12 @@ Callers rely on these rules:
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 from quiver.config import LogSettings
@@ -36,6 +37,8 @@ CONTROL_SHARE = 4
 """Entries without records are taken and stored while one such part of `log.free_bytes_min` stays free."""
 ROOM_RETRY_S = 0.5
 """Interval at which a write that has met the end of the disk is tried again."""
+SYNCED_ONE_BY_ONE_MAX = 8
+"""Up to so many directories are synced by themselves, more of them with the whole file system."""
 READ_AHEAD_BYTES_MIN = 256 * 1024
 """Reads of at least this size are probably sequential: the kernel prefetches the bytes that follow."""
 
@@ -101,6 +104,10 @@ class Disk(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
+        ...
+
+    def sync_folders(self, paths: Sequence[str]) -> None:
+        """Make the names in these directories, all on one file system, and the bytes of their files durable."""
         ...
 
     def free_bytes(self, path: str) -> int:
@@ -189,9 +196,36 @@ class SystemDisk:
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable: on disk after this returns."""
-        descriptor = self._descriptors.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _sync(self, path: str, flags: int) -> None:
+        descriptor = self._descriptors.open(path, flags)
         try:
             os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_folders(self, paths: Sequence[str]) -> None:
+        """Make directories and their files durable: on disk after this returns.
+
+        Many of them with one `syncfs`, on Linux: it commits the file system's journal once instead of for each file.
+        Few of them one by one: `syncfs` also waits for what other programs have written.
+        """
+        if len(paths) > SYNCED_ONE_BY_ONE_MAX and sys.platform == "linux":
+            self._sync_filesystem(paths[0])
+            return
+        for path in paths:
+            for name in os.listdir(path):
+                if not os.path.isdir(f"{path}/{name}"):
+                    self._sync(f"{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            self.sync_directory(path)
+
+    def _sync_filesystem(self, path: str) -> None:
+        descriptor = self._descriptors.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc().syncfs(descriptor):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
         finally:
             os.close(descriptor)
 
@@ -199,6 +233,12 @@ class SystemDisk:
         """Return the bytes that this user can still write to the file system that contains a directory."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library, for the system calls that Python does not offer."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def is_out_of_space(error: BaseException | None) -> bool:
@@ -230,7 +270,10 @@ class DiskSpace:
         self._executor = executor
         self._settings = settings
         self._free_bytes: int | None = None
-        self._is_full = False
+        self.is_full = False
+        """Whether records were rejected, or would be, since there was last `ROOM_FACTOR` of the minimum; a value that
+        changes with checks, refusals and stalls, because every message of a group asks for it."""
+        self._lacks_room = False
         self._refused_bytes = 0
         self._stalled = 0
         self.stalls = 0
@@ -242,11 +285,6 @@ class DiskSpace:
     def free_bytes(self) -> int | None:
         """Return the estimated free bytes; None before the first check."""
         return self._free_bytes
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether records were rejected, or would be, since there was last `ROOM_FACTOR` of the minimum."""
-        return self._is_full or self._stalled > 0
 
     @property
     def stalled(self) -> int:
@@ -275,10 +313,11 @@ class DiskSpace:
             raise StorageError(f"{self._directory}: cannot determine the free space: {error}") from error
         free_bytes_min = self._settings.free_bytes_min
         if self._free_bytes < free_bytes_min:
-            self._is_full = True
+            self._lacks_room = True
         elif self._free_bytes >= free_bytes_min * ROOM_FACTOR + self._refused_bytes:
-            self._is_full = False
+            self._lacks_room = False
             self._refused_bytes = 0
+        self._update_full()
 
     def admit(self, size_bytes: int) -> None:
         """Admit records of this size, or reject them.
@@ -286,10 +325,12 @@ class DiskSpace:
         Raises:
             DiskFullError: not done; less than `free_bytes_min` would be left.
         """
-        if not self._fits(size_bytes, self._settings.free_bytes_min):
+        free_bytes = self._free_bytes
+        if self._stalled or (free_bytes is not None and free_bytes - size_bytes < self._settings.free_bytes_min):
             self._note_full(size_bytes)
             raise self._full()
-        self._subtract(size_bytes)
+        if free_bytes is not None:
+            self._free_bytes = free_bytes - size_bytes
 
     def check_control(self, size_bytes: int) -> None:
         """Reject entries of this size, whatever they are, while only votes and snapshots may be written.
@@ -297,7 +338,8 @@ class DiskSpace:
         Raises:
             DiskFullError: not done; less than a quarter of `free_bytes_min` would be left.
         """
-        if not self.has_room(size_bytes, is_control=True):
+        free_bytes, kept_bytes = self._free_bytes, self._settings.free_bytes_min // CONTROL_SHARE
+        if self._stalled or (free_bytes is not None and free_bytes - size_bytes < kept_bytes):
             self._note_full(size_bytes)
             raise self._full()
 
@@ -307,34 +349,33 @@ class DiskSpace:
             self._note_full(size_bytes)
             self.refused_appends += 1
             return False
-        self._subtract(size_bytes)
+        if self._free_bytes is not None:
+            self._free_bytes -= size_bytes
         return True
 
     def has_room(self, size_bytes: int, *, is_control: bool) -> bool:
         """Return whether a follower could store an append of this size now."""
-        share = CONTROL_SHARE if is_control else FOLLOWER_SHARE
-        return self._fits(size_bytes, self._settings.free_bytes_min // share)
+        kept_bytes = self._settings.free_bytes_min // (CONTROL_SHARE if is_control else FOLLOWER_SHARE)
+        return not self._stalled and (self._free_bytes is None or self._free_bytes - size_bytes >= kept_bytes)
 
     def begin_stall(self) -> None:
         """Count a write that has met the end of the disk and waits for room, until `end_stall`."""
         self._stalled += 1
         self.stalls += 1
+        self._update_full()
 
     def end_stall(self) -> None:
         """Count the end of such a wait."""
         self._stalled -= 1
+        self._update_full()
 
     def _note_full(self, size_bytes: int) -> None:
         """Count as full until this much would fit, also without a reserve."""
-        self._is_full = True
+        self._lacks_room = self.is_full = True
         self._refused_bytes = max(size_bytes, self._refused_bytes)
 
-    def _fits(self, size_bytes: int, kept_bytes: int) -> bool:
-        return not self._stalled and (self._free_bytes is None or self._free_bytes - size_bytes >= kept_bytes)
-
-    def _subtract(self, size_bytes: int) -> None:
-        if self._free_bytes is not None:
-            self._free_bytes -= size_bytes
+    def _update_full(self) -> None:
+        self.is_full = self._lacks_room or self._stalled > 0
 
     def _full(self) -> DiskFullError:
         found = "no free bytes" if self._stalled else f"{self._free_bytes} free bytes"

@@ -45,6 +45,10 @@ class ReadOnlyDisk(SystemDisk):
         """Refuse: there is nothing to make durable."""
         _refuse(path)
 
+    def sync_folders(self, paths: Sequence[str]) -> None:
+        """Refuse: there is nothing to make durable."""
+        _refuse(*paths)
+
 
 class DryRunDisk:
     """A `Disk` that records truncations and removals and shows files as if they had happened.
@@ -95,6 +99,9 @@ class DryRunDisk:
         return self._disk.free_bytes(path)
 
     def sync_directory(self, path: str) -> None:
+        """Do nothing: no name was changed."""
+
+    def sync_folders(self, paths: Sequence[str]) -> None:
         """Do nothing: no name was changed."""
 
 

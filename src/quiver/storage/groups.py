@@ -1,6 +1,7 @@
 """The folders of a node's replicas: the files of each group, the groups that this node has joined, and the trash.
 
     <directory>/groups/<group>/    the files of one member
+    <directory>/groups/<group>.new/    files of a new member that are being made; after a crash they are removed
     <directory>/joined/<group>     an empty marker file: this node may have voted or acknowledged in the group
     <directory>/trash/<group>/     files that are about to be removed permanently
 
@@ -11,6 +12,8 @@ scratch under its old id (R22). All methods block; each states what is on disk w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from quiver.model import GroupId
 from quiver.storage.disk import Disk
 from quiver.storage.hardstate import HARD_STATE_NAME
@@ -18,6 +21,8 @@ from quiver.storage.hardstate import HARD_STATE_NAME
 GROUPS_FOLDER = "groups"
 JOINED_FOLDER = "joined"
 TRASH_FOLDER = "trash"
+NEW_SUFFIX = ".new"
+"""Ends the names of folders that are being filled."""
 ASIDE_SUFFIX = ".unknown"
 """Ends the names of folders whose group the metadata lost; only operators remove them."""
 
@@ -41,6 +46,9 @@ class GroupFolders:
         self._disk.sync_directory(self._directory)
         for name in self._disk.names(self._trash):
             self._remove_tree(f"{self._trash}/{name}")
+        for name in self._disk.names(self._groups):
+            if name.endswith(NEW_SUFFIX):
+                self._remove_tree(f"{self._groups}/{name}")
 
     def path(self, group: GroupId) -> str:
         """Return the folder of a group's files."""
@@ -61,6 +69,29 @@ class GroupFolders:
         if not self._disk.exists(path):
             self._disk.open(path, create=True).close()
         self._disk.sync_directory(self._joined)
+
+    def make(self, wanted: Mapping[GroupId, Callable[[str], None]]) -> frozenset[GroupId]:
+        """Make the folders of new members and join their groups, many at the cost of one; return these groups.
+
+        Each function fills the given folder and syncs nothing. A group that has a folder, of an attempt that was
+        interrupted, is left out. On disk after this returns: all folders and markers. A crash in between leaves some
+        folders with all their files, and markers for some of those; or neither.
+        """
+        filled = {group: self.path(group) + NEW_SUFFIX for group in wanted if not self._disk.exists(self.path(group))}
+        if not filled:
+            return frozenset()
+        for group, path in filled.items():
+            self._remove_tree(path)  # left by an attempt that failed
+            self._disk.make_directory(path)
+            wanted[group](path)
+        self._disk.sync_folders([*filled.values(), self._groups])  # on disk now: all files, under names of no group
+        for group, path in filled.items():
+            self._disk.rename(path, self.path(group))
+        self._disk.sync_directory(self._groups)  # on disk now: the members; a marker is never without files
+        for group in filled:
+            self._disk.open(f"{self._joined}/{group}", create=True).close()
+        self._disk.sync_directory(self._joined)
+        return frozenset(filled)
 
     def leave(self, group: GroupId) -> None:
         """Remove the marker and the files of a group; the files must be closed.
@@ -100,7 +131,7 @@ class GroupFolders:
         for name in self._disk.names(path):
             self._disk.remove(f"{path}/{name}")  # a member's folder holds only files
         self._disk.remove_directory(path)
-        self._disk.sync_directory(self._trash)
+        self._disk.sync_directory(path.rpartition("/")[0])
 
 
 def _numbers(names: list[str]) -> list[GroupId]:

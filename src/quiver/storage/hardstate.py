@@ -105,6 +105,16 @@ class HardStateFile:
         return is_new
 
 
+def write_new_hard_state(disk: Disk, directory: str, state: StoredHardState) -> None:
+    """Write the first hard state of a directory that has none; blocks. The caller makes it durable."""
+    slot = _encode_slot(1, state)
+    file = disk.open(f"{directory}/{HARD_STATE_NAME}", create=True)
+    try:
+        write_all(file, [slot, slot], 0)
+    finally:
+        file.close()
+
+
 def read_slots(file: File) -> list[tuple[int, StoredHardState]]:
     """Return the sequence number and state of each intact slot; empty if no save was ever completed.
 

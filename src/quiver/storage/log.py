@@ -128,6 +128,7 @@ class Log:
         space: DiskSpace | None = None,
         discard_damage: bool = False,
         verify: bool = False,
+        is_synced: bool = False,
     ) -> Log:
         """Open a log directory, creating it if it does not exist; blocking, so that many can be opened in parallel.
 
@@ -139,14 +140,16 @@ class Log:
         Recovery trusts the footer of a sealed segment; with `verify` it reads every segment completely, as it should
         after a read that found damage. Logs of one node share `tails`, the memory for their newest batches,
         `timings`, and `space`, which learns of writes that wait for room. With `cipher` every entry is encrypted on
-        disk, and an entry that is not is damage.
+        disk, and an entry that is not is damage. With `is_synced` the log is new and known to be durable.
 
         Raises:
             DamageError: the start of the log cannot be determined; nothing was changed.
             StorageError: the disk failed.
         """
         try:
-            recovery = open_directory(disk, directory, settings, clock.wall_ms(), verify=verify, cipher=cipher)
+            recovery = open_directory(
+                disk, directory, settings, clock.wall_ms(), verify=verify, cipher=cipher, is_synced=is_synced
+            )
             damage = recovery.damage
             if damage and discard_damage:
                 recovery = move_damage_aside(disk, directory, recovery)
@@ -166,7 +169,7 @@ class Log:
             if damage and not discard_damage:
                 log._stop_at_damage()
             else:
-                log._writer.open_active()
+                log._writer.open_active(is_synced=is_synced)
         except OSError as error:
             raise StorageError(f"{directory}: cannot open the log: {error}") from error
         return log
@@ -408,11 +411,9 @@ class Log:
             await self._writer.run_exclusively(self._writer.plan_roll)
 
     async def _remove_oldest(self, count: int) -> None:
-        oldest = frozenset(self._segments[:count])
-        if oldest:
-            await self._writer.run_exclusively(
-                partial(self._plan_removal, oldest), apply=self._finish_removal, frees=True
-            )
+        if oldest := frozenset(self._segments[:count]):
+            plan = partial(self._plan_removal, oldest)
+            await self._writer.run_exclusively(plan, apply=self._finish_removal, frees=True)
 
     def _plan_removal(self, oldest: frozenset[Segment]) -> Callable[[], None]:
         """Return the file work that removes those of `oldest` that are still in the log and not its last segment."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
 from quiver.storage.disk import Disk
+from quiver.storage.flush import write_all
 from quiver.storage.frames import SegmentHeader
 from quiver.storage.recovery import Recovery, recover
 from quiver.storage.segment import Segment, segment_name
@@ -24,9 +25,14 @@ def open_directory(
     *,
     verify: bool,
     cipher: LogCipher | None = None,
+    is_synced: bool = False,
 ) -> Recovery:
-    """Recover a directory, or create an empty log in it; with `verify`, decrypt every entry with `cipher`, too."""
-    make_directory(disk, directory)
+    """Recover a directory, or create an empty log in it; with `verify`, decrypt every entry with `cipher`, too.
+
+    With `is_synced` the directory's name is known to be durable.
+    """
+    if not is_synced:
+        make_directory(disk, directory)
     recovery = recover(
         disk,
         directory,
@@ -35,12 +41,26 @@ def open_directory(
         cipher=cipher if verify else None,
     )
     if not recovery.segments:
-        header = SegmentHeader(
-            generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
-        )
-        recovery.segments.append(Segment(header, segment_name(1)))
+        recovery.segments.append(_first_segment(now_ms))
         replace_segments(disk, directory, recovery.segments[0]).close()
     return recovery
+
+
+def write_new_log(disk: Disk, directory: str, now_ms: int) -> None:
+    """Write an empty log into an empty directory; blocks. The caller makes it durable before the log is opened."""
+    segment = _first_segment(now_ms)
+    file = disk.open(f"{directory}/{segment.name}", create=True)
+    try:
+        write_all(file, [segment.header.encode()], 0)
+    finally:
+        file.close()
+
+
+def _first_segment(now_ms: int) -> Segment:
+    header = SegmentHeader(
+        generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
+    )
+    return Segment(header, segment_name(1))
 
 
 def make_directory(disk: Disk, path: str) -> None:

@@ -152,14 +152,15 @@ class LogWriter:
         flush = self._flush if self._held is not None else None
         return frozenset() if flush is None else frozenset(write.name for write in flush.writes)
 
-    def open_active(self) -> None:
-        """Open the active segment's file; blocking."""
+    def open_active(self, *, is_synced: bool = False) -> None:
+        """Open the active segment's file, and make it durable unless it is known to be; blocking."""
         active = self.segments[-1]
         if not active.is_sealed:
             self._file = self._disk.open(f"{self._directory}/{active.name}")
-            _rewrite(self._file, active.marked_bytes, active.size_bytes)
-            self._file.sync()
-            self._disk.sync_directory(self._directory)
+            if not is_synced:
+                _rewrite(self._file, active.marked_bytes, active.size_bytes)
+                self._file.sync()
+                self._disk.sync_directory(self._directory)
             # On disk now: every byte that recovery read, and the file's name, however the previous process ended.
             self._planner.reset_active(active.size_bytes)
 

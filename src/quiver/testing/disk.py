@@ -144,6 +144,22 @@ class SimulatedDisk:
         self._names.sync(folder)
         self._end()
 
+    def sync_folders(self, paths: Sequence[str]) -> None:
+        """Make the names in folders and the bytes of their files durable, as one operation."""
+        folders = [self._folder(path) for path in paths]
+        files = [entry for folder in folders for entry in folder.current.values() if isinstance(entry, Content)]
+        try:
+            self._begin("sync_directory", paths[0])
+        except OSError:
+            for content in files:
+                content.fail_sync()
+            raise
+        for content in files:
+            self.bytes_synced += content.sync()
+        for folder in folders:
+            self._names.sync(folder)
+        self._end()
+
     def free_bytes(self, path: str) -> int:
         """Return how much more can be written before the disk is full; an endless one says 1 TiB."""
         self._require_power()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quiver.storage import Disk, File
 
@@ -55,6 +55,11 @@ class MountedDisks:
         """Make the names in a directory durable."""
         disk, inner = self._find(path)
         disk.sync_directory(inner)
+
+    def sync_folders(self, paths: Sequence[str]) -> None:
+        """Make directories of one disk and their files durable."""
+        found = [self._find(path) for path in paths]
+        found[0][0].sync_folders([inner for _, inner in found])
 
     def free_bytes(self, path: str) -> int:
         """Return the free bytes of the disk that contains a directory."""

@@ -545,6 +545,8 @@ class BrokerHeartbeatRequest(Request[HeartbeatReceived], frozen=True, tag="heart
     level_max: FeatureLevelNumber = LEVEL_MIN
     program: Name = ""
     is_full: bool = False
+    emptied_ms: TimeMs | None = None
+    """When the drain began after which the sender holds nothing; 0: it does; None: its program does not say."""
 
 
 class MembersFound(Response, frozen=True):
@@ -555,10 +557,7 @@ class MembersFound(Response, frozen=True):
 
 
 class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
-    """Return a group's members; a broker checks them before it deletes a replica.
-
-    The group's leader answers, after it has proved that it still leads.
-    """
+    """Return a group's members, from the leader that proves to lead; a broker asks before it deletes a replica."""
 
     response = MembersFound
     is_read = True

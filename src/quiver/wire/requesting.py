@@ -156,7 +156,8 @@ class RequestConnection(Connection):
         return pending, correlation_id
 
     def _flush_soon(self) -> None:
-        if self._outbox.messages >= FLUSH_FRAMES:
+        # A request that is alone has nothing to share a write with; long polls wait for records.
+        if self._outbox.messages >= FLUSH_FRAMES or len(self._pending) - self._polls <= 1:
             self._flush()
         elif not self._will_flush:
             self._will_flush = True

@@ -234,16 +234,25 @@ def test_move_aborted_just_after_the_group_carried_it_out_is_undone() -> None:
     simulate(test, nodes=4)
 
 
+async def abort_a_move_that_was_made(cluster: Cluster) -> tuple[TopicId, NodeId, NodeId]:
+    """Move the only replica of a topic, and abort the move just after its group has carried it out.
+
+    Return the topic, and the source and the target of the move. Requests fail until the caller lets them pass.
+    """
+    primary = await cluster.wait(lambda: next((node.id for node in cluster.up if node.store.is_primary), None))
+    source, target = [node for node in cluster.nodes if node != primary][:2]
+    topic_id = await filled_topic(cluster, source, batches=5)
+    await cluster.wait(lambda: cluster.view().partitions[topic_id, PartitionId(0)].epoch)
+    cluster.transport.rates.p_break_before = 1.0
+    await cluster.begin_move(topic_id, source=source, target=target)
+    await cluster.wait(lambda: cluster.leader(topic_id) is cluster[target] or None)
+    await cluster.submit(AbortMove(now_ms=2, move_id=next(iter(cluster.view().moves))))
+    return topic_id, source, target
+
+
 def test_only_voter_that_the_metadata_does_not_know_serves_again_after_a_restart() -> None:
     async def test(cluster: Cluster) -> None:
-        primary = await cluster.wait(lambda: next((node.id for node in cluster.up if node.store.is_primary), None))
-        source, target = [node for node in cluster.nodes if node != primary][:2]
-        topic_id = await filled_topic(cluster, source, batches=5)
-        await cluster.wait(lambda: cluster.view().partitions[topic_id, PartitionId(0)].epoch)
-        cluster.transport.rates.p_break_before = 1.0
-        await cluster.begin_move(topic_id, source=source, target=target)
-        await cluster.wait(lambda: cluster.leader(topic_id) is cluster[target] or None)
-        await cluster.submit(AbortMove(now_ms=2, move_id=next(iter(cluster.view().moves))))
+        topic_id, source, target = await abort_a_move_that_was_made(cluster)
         await cluster.wait(lambda: not cluster[target].store.view().moves or None)
         cluster[target].kill()
         cluster.transport.rates.p_break_before = 0.0
@@ -251,6 +260,30 @@ def test_only_voter_that_the_metadata_does_not_know_serves_again_after_a_restart
         await wait_moved(cluster, topic_id, source)
 
     simulate(test, nodes=4)
+
+
+def test_drained_node_holds_nothing_only_when_no_group_counts_it_whatever_the_metadata_says() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id, source, target = await abort_a_move_that_was_made(cluster)
+        await cluster.submit(ChangeBrokerState(now_ms=3, broker_id=target, state=BrokerState.DRAINING))
+        drain_ms = cluster.view().brokers[target].changed_ms
+        await cluster.wait(lambda: cluster[target].store.view().brokers[target].is_draining or None)
+        assert not cluster[target].store.view().partitions_on(target)
+        assert emptied_ms(cluster[target]) == 0, "it is the only voter"
+        cluster.transport.rates.p_break_before = 0.0
+        await wait_moved(cluster, topic_id, source)
+        await cluster.wait(lambda: emptied_ms(cluster[target]) or None)
+        assert emptied_ms(cluster[target]) == drain_ms
+        assert not cluster[target].disk.names(f"{DIRECTORY}/joined")
+        others = [node for node in cluster.nodes if node not in (source, target)]
+        assert not any(emptied_ms(cluster[node]) for node in others), "they do not drain"
+
+    simulate(test, nodes=4)
+
+
+def emptied_ms(node: Node) -> int:
+    assert node.broker is not None
+    return node.broker._replica_manager.emptied_ms()
 
 
 def voters(node: Node, topic_id: TopicId) -> tuple[NodeId, ...]:

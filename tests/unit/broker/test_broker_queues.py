@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import msgspec
@@ -12,6 +13,7 @@ from broker_cluster import Cluster, simulate
 
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
 from quiver.groups.settings import QueueSettings
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
     ConfigureGroupCommand,
     ConfigureTopicCommand,
@@ -20,11 +22,11 @@ from quiver.metadata import (
     Retention,
     TopicSelection,
 )
-from quiver.model import ConsumerId, Offset, PartitionId, TopicId
+from quiver.model import Buffer, ConsumerId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.partition.queue_handler import QueueHandler
 from quiver.record import Batch, Record
 from quiver.testing.queue_ablations import QueueSafeguard, disabled
-from quiver.wire.messages import Consume, Fetch, GetCursors
+from quiver.wire.messages import BeginEpoch, Consume, Fetch, GetCursors, Produce
 from quiver.wire.queue_messages import (
     GetQueue,
     QueueReceive,
@@ -35,6 +37,7 @@ from quiver.wire.queue_messages import (
     ReceiptRange,
     decode_queue_records,
 )
+from quiver.wire.requests import R, Request
 
 P0 = PartitionId(0)
 DEAD_TOPIC = "logs.workers.dead"
@@ -225,6 +228,29 @@ def test_rejected_record_is_moved_with_its_history() -> None:
             "quiver-dead-attempts": b"1",
             "quiver-dead-reason": b"no such user",
         }
+
+    simulate(test, is_managed=True)
+
+
+def test_leader_of_dead_letters_waits_for_the_registration_of_their_mover() -> None:
+    """Seed 5100089: it refused an epoch that it did not know yet, and the mover then began the next one, for ever."""
+    asked: list[tuple[Index, Index]] = []
+    ask = NodeRouter.ask
+
+    async def record(router: NodeRouter, node: NodeId, request: Request[R], payload: Sequence[Buffer] = ()) -> R:
+        if isinstance(request, BeginEpoch | Produce):
+            asked.append((request.known_index, router._store.applied_index))
+        return await ask(router, node, request, payload)
+
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        await cluster.produce(queue.topic_id, b"a")
+        received, _ = await queue.receive()
+        await queue.settle(rejects=(QueueReject(received.leases[0].first, 1, received.grant, "bad"),))
+        with patch.object(NodeRouter, "ask", record):
+            await wait_moved(queue, 1)
+        assert asked
+        assert all(known == applied > 0 for known, applied in asked)
 
     simulate(test, is_managed=True)
 

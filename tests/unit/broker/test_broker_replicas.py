@@ -256,11 +256,11 @@ def test_replica_whose_files_could_not_all_be_made_before_a_restart_is_made_whol
     async def test(cluster: Cluster) -> None:
         cluster[3].kill()
         topic_id = await cluster.create_topic("logs", (3,))
-        cluster[3].disk.fail("write", nth=1, path=f"{DIRECTORY}/groups/{cluster.group_of(topic_id)}/hardstate")
+        cluster[3].disk.fail("write", nth=1, path=f"{DIRECTORY}/groups/{cluster.group_of(topic_id)}.new/hardstate")
         cluster[3].start()
         await cluster.wait(lambda: "replica cannot be opened yet" in caplog.messages or None)
         cluster[3].kill()
-        assert str(cluster.group_of(topic_id)) in folders(cluster[3])
+        assert f"{cluster.group_of(topic_id)}.new" in folders(cluster[3])
         cluster[3].start()
         await cluster.produce(topic_id, b"a")
 

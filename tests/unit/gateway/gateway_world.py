@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -51,6 +52,8 @@ class GatewayCluster(MemoryCluster):
         """Consumers served in one answer to `ConsumeMany`."""
         self.unwelcome: set[ConsumerId] = set()
         """Consumers that leaders do not know, although this node does."""
+        self.delays_s: dict[str, float] = {}
+        """Time that this node takes to answer requests, by their name."""
 
     def view(self) -> View:
         """Return the metadata as this node knows it."""
@@ -63,7 +66,9 @@ class GatewayCluster(MemoryCluster):
         self, caller: Caller, request: wire.AnyRequest, payload: memoryview
     ) -> tuple[requests.Response, Sequence[Buffer]]:
         """Answer as the first node does, without a network in between."""
-        self.calls.append(("self", requests.request_name(request)))
+        name = requests.request_name(request)
+        self.calls.append(("self", name))
+        await asyncio.sleep(self.delays_s.get(name, 0.0))
         return await self._answer(NodeId(1), request, bytes(payload))
 
     def _answer_any(self, node: NodeId, request: Any) -> requests.Response:

@@ -84,7 +84,7 @@ def test_histories_of_nodes_with_different_clocks_become_one() -> None:
         return HistorySample(time_ms, (number, *([None] * (len(SERIES) - 1))))
 
     one, two = (sample(1_000, 1), sample(6_000, 2)), (sample(4_000, 10), sample(9_900, 20), sample(14_000, 30))
-    merged = merge({NodeId(1): one, NodeId(2): two}, interval_ms=5_000)
+    merged = merge({NodeId(1): one, NodeId(2): two}, interval_ms=5_000, now_ms=25_000)
     assert [(one.time_ms, one.values[0]) for one in merged] == [(5_000, 11), (10_000, 22), (15_000, 30)]
 
 
@@ -95,10 +95,21 @@ def test_late_sample_of_a_node_is_no_dip() -> None:
 
     steady = tuple(sample(time_ms, 10) for time_ms in (1_000, 6_000, 11_000, 16_000, 21_000))
     late = (sample(4_900, 1), sample(10_100, 2), sample(14_900, 3))
-    merged = merge({NodeId(1): steady, NodeId(2): late}, interval_ms=5_000)
+    merged = merge({NodeId(1): steady, NodeId(2): late}, interval_ms=5_000, now_ms=25_000)
     assert [value(one, "in_records") for one in merged] == [11, 11, 13, 10, 10]
     assert [one.lags for one in merged][1] == (("c", "t", 11),)
     assert [value(one, "elections") for one in merged] == [2, 1, 2, 1, 1], "an election is counted once"
+
+
+def test_history_ends_with_the_last_interval_in_which_all_nodes_were_measured() -> None:
+    def sample(time_ms: int) -> HistorySample:
+        return HistorySample(time_ms, (10.0, *([None] * (len(SERIES) - 1))))
+
+    early, late = (sample(1_000), sample(6_000), sample(11_000)), (sample(4_900), sample(10_100))
+    merged = merge({NodeId(1): early, NodeId(2): late[:1]}, interval_ms=5_000, now_ms=10_050)
+    assert [(one.time_ms, one.values[0]) for one in merged] == [(5_000, 20), (10_000, 20)], "no dip at the end"
+    merged = merge({NodeId(1): early, NodeId(2): late}, interval_ms=5_000, now_ms=11_500)
+    assert [(one.time_ms, one.values[0]) for one in merged] == [(5_000, 20), (10_000, 20)], "nothing of the future"
 
 
 # -- health ------------------------------------------------------------------------------------------

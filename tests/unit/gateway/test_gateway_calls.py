@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gateway_world import World
 
+from quiver.config import GatewaySettings
 from quiver.errors import DiskFullError, OutcomeUnknownError, RequestError
 from quiver.gateway.codec import check_keys
 from quiver.model import NodeId
@@ -43,6 +44,17 @@ async def test_topic_is_made_listed_and_deleted(world: World) -> None:
     assert await world.ask("DELETE", "/topics/b") == (200, {"status": "success"})
     assert (await world.get("/topics"))[1]["topics"] == ["a"]
     assert (await world.ask("DELETE", "/topics/b"))[0] == 404
+
+
+@pytest.mark.parametrize(("delay_s", "status"), [(8.0, 200), (12.0, 504)])
+def test_deletion_that_is_never_repeated_may_take_the_whole_timeout(delay_s: float, status: int) -> None:
+    async def scenario(world: World) -> None:
+        await world.post("/topics", topic_name="b")
+        world.cluster.delays_s["delete_topic"] = delay_s
+        assert (await world.ask("DELETE", "/topics/b"))[0] == status
+        assert len([name for _, name in world.cluster.calls if name == "delete_topic"]) == 1
+
+    World(settings=GatewaySettings(request_timeout_ms=10_000)).run(scenario)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"topic": "a", "topic_name": "b"}, {"topic": 7}])

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from quiver.features import LEVEL_MAX
 from quiver.gateway.http import HttpStatus
 from quiver.gateway.metrics import REQUEST_BOUNDS_S, Metrics
 from quiver.gateway.openapi import (
@@ -22,10 +24,18 @@ from quiver.gateway.openapi import (
 )
 from quiver.gateway.routes import ROUTES
 from quiver.metadata.apply import apply
-from quiver.metadata.commands import CreateTopicCommand, InitCluster, RegisterBroker
+from quiver.metadata.commands import (
+    CreateRoleCommand,
+    CreateTopicCommand,
+    CreateUserCommand,
+    InitCluster,
+    RegisterBroker,
+    SetQuotaCommand,
+)
 from quiver.metadata.state import MetadataState
 from quiver.model import Index, NodeId
 from quiver.node_metrics import describe_node
+from quiver.security.limits import QuotaLimits
 from quiver.wire.admin_messages import NodeDescribed
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "http.md"
@@ -81,6 +91,43 @@ def test_limits_in_the_document_are_those_of_the_server() -> None:
     assert refusal("t" * (name_max + 1), 1, 1)
     assert refusal("t", partitions_max + 1, 1)
     assert refusal("t", 1, replicas_max + 1)
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_one"),
+    [
+        ("default", True),
+        ("anonymous", True),
+        ("user:alice@example.org", True),
+        ("role:ops", True),
+        ("topic:logs.web", True),
+        ("topic:*", True),
+        ("topic:..", False),
+        ("topic:", False),
+        ("0", False),
+        ("\x1f", False),
+    ],
+)
+def test_subjects_of_quotas_in_the_document_are_those_of_the_server(subject: str, *, is_one: bool) -> None:
+    state = MetadataState()
+    for command in (
+        InitCluster(now_ms=1, cluster_id="c", feature_level=LEVEL_MAX),
+        CreateUserCommand(now_ms=1, user="alice@example.org"),
+        CreateRoleCommand(now_ms=1, role="ops"),
+    ):
+        assert apply(state, command).refusal is None
+    schemas = make_document()["components"]["schemas"]
+    pattern = schemas["QuotaBody"]["properties"]["subject"]["pattern"]
+    refusal = apply(
+        state, SetQuotaCommand(now_ms=1, subject=subject, limits=QuotaLimits(requests_per_second=1))
+    ).refusal
+    assert (re.search(pattern, subject) is not None) is (refusal is None) is is_one
+
+
+def test_a_call_with_parameters_may_find_them_out_of_range() -> None:
+    for route in ROUTES:
+        if msgspec.structs.fields(route.parameters) and route.name != "console_file":  # a path: found, or not
+            assert 422 in route.failures, route.name
 
 
 def test_answers_and_failures_tell_their_status_in_the_document() -> None:

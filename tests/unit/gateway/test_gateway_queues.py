@@ -240,3 +240,24 @@ def test_produced_message_says_when_it_is_due() -> None:
         assert ("a", b"b") in found[4].headers
 
     World().run(scenario)
+
+
+def test_queue_is_described_by_partition() -> None:
+    async def scenario(world: World) -> None:
+        await fill(world, 3)
+        jobs = await receive(world, max=2)
+        await settle(world, "nack", receipt=jobs[0]["receipt"], delay_ms=60_000)
+        status, answer = await world.get("/groups/workers/queue")
+        assert status == 200
+        assert answer["settings"]["lease_ms"] == 30_000
+        (partition,) = answer["partitions"]
+        assert {name: partition[name] for name in ("topic", "partition_id", "ready", "leased", "waiting", "dying")} == {
+            "topic": "jobs", "partition_id": 0, "ready": 1, "leased": 1, "waiting": 1, "dying": 0
+        }  # fmt: skip
+        assert (partition["cursor"], partition["end_offset"]) == (0, 3)
+        await receive(world)
+        _, answer = await world.get("/groups/workers/queue")
+        assert answer["partitions"][0]["stall"] == "waiting"
+        assert (await world.get("/groups/nobody/queue"))[0] == 404
+
+    World().run(scenario)

@@ -197,6 +197,7 @@ class WorkingWorld(World):
         self.living: set[int] = set()
         self.leads: dict[int, tuple[LeaderInfo, ...]] = {}
         self.clients: dict[int, tuple[BeatInfo, ...]] = {}
+        self.emptied_ms: dict[int, int] = {}
         self.moves_at_once: list[Counter[NodeId]] = []
         """How many moves each broker had under way, and under 0 all, whenever somebody looked."""
 
@@ -222,6 +223,7 @@ class WorkingWorld(World):
             identity=f"identity-{number}",
             leads=self.leads.get(number, ()),
             clients=self.clients.get(number, ()),
+            emptied_ms=self.emptied_ms.get(number),
             level_max=LEVEL_MAX,
         )
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)

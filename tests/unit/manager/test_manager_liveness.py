@@ -85,6 +85,24 @@ def test_draining_broker_that_was_silent_is_drained_on() -> None:
     work(test)
 
 
+def test_broker_is_drained_only_when_it_says_itself_that_it_holds_nothing_since_this_drain() -> None:
+    async def test(world: WorkingWorld) -> None:
+        await world.join(1, 2, 3)
+        world.emptied_ms[3] = 0
+        await world.ask(DrainBroker(broker=NodeId(3)))
+        await asyncio.sleep(2)
+        assert state_of(world, 3) is BrokerState.DRAINING
+        began_ms = world.view.brokers[NodeId(3)].changed_ms
+        world.emptied_ms[3] = began_ms - 1  # an earlier drain, which was undone
+        await asyncio.sleep(2)
+        assert state_of(world, 3) is BrokerState.DRAINING
+        (await world.primary()).kill()  # what the last one has heard does not count
+        world.emptied_ms[3] = began_ms
+        await world.wait(lambda: state_of(world, 3) is BrokerState.DRAINED)
+
+    work(test)
+
+
 def test_new_primary_gives_everybody_a_full_grace_period() -> None:
     async def test(world: WorkingWorld) -> None:
         await world.join(4, 5)

@@ -120,6 +120,94 @@ def test_partition_lies_in_as_many_racks_as_there_are(racks: list[str], partitio
         assert racks_of(view, partition.replicas) == min(replicas, len(set(racks)))
 
 
+def choose_naively(view: View, *, partitions: int, replicas: int) -> list[set[NodeId]]:
+    """Return the brokers of each partition by the rule itself: look at every broker for every replica."""
+    held, placed = counts(view), []
+    for _ in range(partitions):
+        chosen: list[NodeId] = []
+        while len(chosen) < replicas:
+            racks = Counter(view.brokers[broker].rack or str(broker) for broker in chosen)
+            chosen.append(
+                min(
+                    (row for row in view.brokers.values() if row.broker_id not in chosen),
+                    key=lambda row: (
+                        racks[row.rack or str(row.broker_id)],
+                        row.state is SUSPECT,
+                        held[row.broker_id],
+                        row.broker_id,
+                    ),
+                ).broker_id
+            )
+        held.update(chosen)
+        placed.append(set(chosen))
+    return placed
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "c", "d", ""]), min_size=1, max_size=9),
+    st.lists(st.integers(1, 9)),
+    st.integers(1, 12),
+    st.data(),
+)
+def test_new_partitions_go_where_a_look_at_every_broker_would_put_them(
+    racks: list[str], suspects: list[int], partitions: int, data: st.DataObject
+) -> None:
+    state = cluster(len(racks), racks=racks)
+    add_topic(state, "uneven", partitions=3, replicas=data.draw(st.integers(1, len(racks)), label="uneven"))
+    for number in {suspect for suspect in suspects if suspect <= len(racks)}:
+        do(state, change_state(number, SUSPECT))
+    replicas = data.draw(st.integers(1, len(racks)), label="replicas")
+    placed = place_topic(state.view(), partitions=partitions, replicas=replicas)
+    assert [set(members) for members in placed] == choose_naively(
+        state.view(), partitions=partitions, replicas=replicas
+    )
+
+
+def hosts(*names: str) -> MetadataState:
+    """Return a cluster whose nodes have no rack and publish these hosts, each with a port of its own."""
+    state = MetadataState()
+    do(state, init_cluster())
+    for number, host in enumerate(names, 1):
+        do(state, register_broker(number, wire_address=f"{host}:{9000 + number}"))
+    return state
+
+
+def hosts_of(view: View, brokers: Sequence[NodeId]) -> int:
+    return len({view.brokers[broker].wire_address.rpartition(":")[0] for broker in brokers})
+
+
+def test_nodes_of_one_host_are_one_rack() -> None:
+    view = hosts("a", "a", "b", "b", "c", "c").view()
+    placed = place_topic(view, partitions=12, replicas=3)
+    assert {hosts_of(view, members) for members in placed} == {3}
+    assert len({broker for members in placed for broker in members}) == 6
+
+
+def test_replicas_share_a_host_where_there_are_too_few() -> None:
+    one, two = hosts("a", "a", "a").view(), hosts("a", "a", "b").view()
+    assert [sorted(members) for members in place_topic(one, partitions=2, replicas=3)] == [[1, 2, 3], [1, 2, 3]]
+    assert {hosts_of(two, members) for members in place_topic(two, partitions=4, replicas=2)} == {2}
+
+
+def test_hosts_matter_only_to_nodes_without_a_rack() -> None:
+    state = hosts("nat", "nat", "nat")
+    for number, rack in ((1, "x"), (2, "y"), (3, "x")):
+        do(state, register_broker(number, wire_address=f"nat:{9000 + number}", rack=rack))
+    assert all(2 in members for members in place_topic(state.view(), partitions=4, replicas=2))
+
+
+def test_rebalance_parts_replicas_that_share_a_host() -> None:
+    state = hosts("a", "a", "b")
+    do(state, create_topic("logs", (1, 2), (2, 1), (1, 3), replicas=2))
+    moves = plan_rebalance(state.view()).moves
+    for move in moves:
+        carry_out(state, move)
+    view = state.view()
+    assert len(moves) == 2
+    assert {hosts_of(view, row.replicas) for row in view.partitions.values()} == {2}
+    assert not plan_rebalance(view).moves
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["alive", "suspect", "dead", "draining", "no_broker"]), min_size=3, max_size=7))
 def test_ineligible_broker_is_never_chosen(kinds: list[str]) -> None:

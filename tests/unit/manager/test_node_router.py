@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -11,7 +12,7 @@ from quiver.errors import ConflictError, OutcomeUnknownError, QuiverError, Unava
 from quiver.manager import NodeRouter
 from quiver.metadata import MetadataStore, View
 from quiver.metadata.state import MetadataState
-from quiver.model import NodeId
+from quiver.model import Index, NodeId
 from quiver.testing import SimulatedClock
 from quiver.wire.messages import CreateTopicRequest, GetMetadata
 from quiver.wire.serving import Answer
@@ -31,6 +32,9 @@ class BlankStore:
 
     def view(self) -> View:
         return MetadataState().view()
+
+    async def wait_applied(self, index: Index) -> None:
+        """Return at once, as a node does that has caught up."""
 
 
 def newcomer(world: World, seeds: Mapping[NodeId, str], primary: NodeId | None = None) -> NodeRouter:
@@ -57,6 +61,33 @@ def test_primary_that_is_none_of_the_seeds_is_found_and_asked_directly(has_heard
         assert found.primary == primary
         assert [address for address, _ in world.wire.asked] == [world.addresses[replica], world.addresses[primary]]
         assert router.find_address(primary) == world.addresses[primary]
+
+    run(test)
+
+
+def test_nodes_that_catch_up_together_share_a_request_that_is_sent_after_all_of_them() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        primary = (await world.primary()).id
+        router = newcomer(world, {primary: world.addresses[primary]}, primary)
+        world.wire.asked.clear()
+        first = asyncio.ensure_future(router.catch_up())
+        await asyncio.sleep(0)  # its request is under way, so that it may not know what these have seen
+        await asyncio.gather(first, *(router.catch_up() for _ in range(10)))
+        assert len(world.wire.asked) == 2
+
+    run(test)
+
+
+def test_cancelled_catch_up_leaves_those_who_wait_for_it_a_request_of_their_own() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        primary = (await world.primary()).id
+        router = newcomer(world, {primary: world.addresses[primary]}, primary)
+        first, second = (asyncio.ensure_future(router.catch_up()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second is not None
 
     run(test)
 

@@ -8,7 +8,7 @@ import pytest
 from partition_harness import DIRECTORY, LARGE, PartitionHarness, batch, record, run, run_harness
 
 from quiver.config import LogSettings, PartitionSettings
-from quiver.errors import DiskFullError, FencedError, TrimmedError
+from quiver.errors import DiskFullError, FencedError, TrimmedError, UnavailableError
 from quiver.model import Buffer, ConsumerId, Index, Offset, ProducerId, Term
 from quiver.partition import PartitionState, Replica, RetentionPolicy
 from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint, build_entry, decode_entry
@@ -196,6 +196,86 @@ def test_old_records_are_trimmed_and_reads_below_are_refused() -> None:
             consumed = await replica.consume(ALICE, bytes_max=LARGE)
             assert (consumed.first_offset, consumed.cursor) == (first, first + 1), "the cursor moves up to the start"
             assert (await replica.append(batch(199, value=b"%06d" % 199 * 10))).is_duplicate
+
+    run_harness(test)
+
+
+class MetadataThatLags:
+    """A source of policies: a hold is known only once the metadata is confirmed, if it can be."""
+
+    def __init__(self, *, is_reachable: bool, held_offset: int) -> None:
+        self.is_reachable = is_reachable
+        self.held_offset = held_offset
+        self._is_confirmed = False
+
+    async def confirm(self) -> None:
+        await asyncio.sleep(0.1)
+        if not self.is_reachable:
+            raise UnavailableError("not done: there is no primary")
+        self._is_confirmed = True
+
+    def policy(self) -> RetentionPolicy:
+        assert self._is_confirmed
+        return RetentionPolicy(size_bytes=4096, held_offset=Offset(self.held_offset))
+
+
+@pytest.mark.parametrize(
+    ("is_reachable", "held_offset", "trims"), [(False, 500, False), (True, 0, False), (True, 500, True)]
+)
+def test_nothing_is_trimmed_by_metadata_that_may_not_know_a_hold(
+    *, is_reachable: bool, held_offset: int, trims: bool
+) -> None:
+    async def test(partition: PartitionHarness) -> None:
+        partition.settings, partition.log_settings = SMALL, SMALL_LOG
+        async with partition.open_replica() as replica:
+            replica.set_retention(RetentionPolicy(size_bytes=4096))  # as a leader knows it that lags behind
+            replica.set_policy_source(MetadataThatLags(is_reachable=is_reachable, held_offset=held_offset))
+            for _ in range(10):
+                await fill(replica, 20)
+                await replica.maintain(partition.clock.wall_ms())
+            assert bool(replica.first_offset) is trims
+
+    run_harness(test)
+
+
+class PrimaryThatNeverAnswers(MetadataThatLags):
+    """A source of policies that confirms nothing, and waits."""
+
+    async def confirm(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+def test_replica_closes_although_nobody_confirms_its_policy() -> None:
+    async def test(partition: PartitionHarness) -> None:
+        partition.settings, partition.log_settings = SMALL, SMALL_LOG
+        async with partition.open_replica() as replica:
+            replica.set_policy_source(PrimaryThatNeverAnswers(is_reachable=False, held_offset=0))
+            replica.set_retention(RetentionPolicy(size_bytes=0))
+            await fill(replica, 200)
+            working = asyncio.ensure_future(replica.run(partition.clock))
+            await asyncio.sleep(1.5)
+            async with asyncio.timeout(10):
+                await replica.close()
+                await working
+            assert not replica.first_offset
+
+    run_harness(test)
+
+
+def test_first_offset_is_told_after_a_trim_that_is_already_proposed() -> None:
+    async def test(partition: PartitionHarness) -> None:
+        partition.settings, partition.log_settings = SMALL, SMALL_LOG
+        async with partition.open_replica() as replica:
+            await fill(replica, 200)
+            replica.set_retention(RetentionPolicy(size_bytes=4096))
+            await replica.maintain(partition.clock.wall_ms())  # at most a state snapshot and its trim
+            replica.set_retention(RetentionPolicy(size_bytes=0))
+            maintaining = asyncio.ensure_future(replica.maintain(partition.clock.wall_ms()))
+            while not replica._maintenance.is_trimming:  # noqa: ASYNC110 - it looks in every turn
+                await asyncio.sleep(0)
+            told = await replica.find_offset("earliest")
+            await maintaining
+            assert told == replica.first_offset > 0
 
     run_harness(test)
 

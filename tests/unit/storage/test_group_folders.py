@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from quiver.model import GroupId
+from quiver.model import GroupId, NodeId
+from quiver.raft import Configuration
+from quiver.replication.member_files import write_new_files
 from quiver.storage import Disk, GroupFolders, HardStateFile, StoredHardState, SystemDisk
+from quiver.storage.recovery import recover
 from quiver.testing import PowerLoss, SimulatedDisk
+from quiver.testing.disk_faults import Moment
 
 GROUP, OTHER = GroupId(7), GroupId(8)
 OPERATIONS_MAX = 100
@@ -102,3 +108,55 @@ def test_a_note_outlives_power_loss() -> None:
     folders.join(GROUP)
     disk.crash()
     assert folders.joined() == {GROUP}
+
+
+def fill(disk: Disk) -> Callable[[str], None]:
+    def write(directory: str) -> None:
+        write_new_files(disk, directory, bootstrap=Configuration(voters=(NodeId(1),)), now_ms=1)
+
+    return write
+
+
+def test_many_new_members_are_made_with_the_syncs_of_one() -> None:
+    counts = []
+    for groups in ((GROUP,), tuple(GroupId(number) for number in range(100, 150))):
+        disk = SimulatedDisk(keep_journal=True)
+        folders = prepared(disk, "/data")
+        assert disk.journal is not None
+        disk.journal.clear()
+        assert folders.make(dict.fromkeys(groups, fill(disk))) == set(groups)
+        counts.append(sum(kind in ("sync", "sync_directory") for kind, _ in disk.journal))
+        disk.crash()
+        assert folders.present() == folders.joined() == set(groups)
+    assert counts[0] == counts[1] <= 3
+
+
+def test_group_with_a_folder_is_not_made_again(folders: GroupFolders) -> None:
+    disk = folders._disk
+    make_member(disk, folders, GROUP)
+    assert folders.make({GROUP: fill(disk), OTHER: fill(disk)}) == {OTHER}
+    assert folders.joined() == {OTHER}
+    assert folders.make({GROUP: fill(disk)}) == frozenset()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_power_loss_while_members_are_made_leaves_whole_members_or_none(moment: Moment, seed: int) -> None:
+    for operations in range(1, OPERATIONS_MAX):
+        disk = SimulatedDisk()
+        folders = prepared(disk, "/data")
+        disk.crash_after(operations, moment=moment)
+        try:
+            folders.make({GROUP: fill(disk), OTHER: fill(disk)})
+        except PowerLoss:
+            disk.crash(Random(seed))
+        else:
+            return
+        folders.prepare()
+        assert folders.joined() <= folders.present()
+        assert not [name for name in disk.names("/data/groups") if not name.isdecimal()]
+        for group in folders.present():
+            assert HardStateFile(disk, folders.path(group)).load() is not None
+            assert len(recover(disk, folders.path(group), index_interval_bytes=4096).segments) == 1
+        folders.make({GROUP: fill(disk), OTHER: fill(disk)})
+    raise AssertionError("the work has more operations than the test tries")

@@ -106,15 +106,19 @@ def _tell_topic(old: TopicRow | None, new: TopicRow | None) -> Happening | None:
     if new is None:
         return None if old is None else Happening("topic", f"topic {old.name} was purged")
     if old is None:
-        return Happening("topic", f"topic {new.name} was created with {new.partitions} partitions")
+        return Happening("topic", f"topic {new.name} was created with {_count_partitions(new)}")
     if old.state is not new.state:
         is_deleted = new.state is TopicState.DELETED
         return Happening("topic", f"topic {new.name} was {'deleted' if is_deleted else 'restored'}")
     if old.partitions != new.partitions:
-        return Happening("topic", f"topic {new.name} now has {new.partitions} partitions")
+        return Happening("topic", f"topic {new.name} now has {_count_partitions(new)}")
     if old.retention != new.retention:
         return Happening("topic", f"the retention of topic {new.name} was changed")
     return None
+
+
+def _count_partitions(topic: TopicRow) -> str:
+    return "1 partition" if topic.partitions == 1 else f"{topic.partitions} partitions"
 
 
 def _tell_leader(old: PartitionRow | None, new: PartitionRow | None, names: Mapping[Any, str]) -> Happening | None:

@@ -161,7 +161,7 @@ class ConsoleFeed:
             self._router.ask_at(row.wire_address, request, deadline=deadline) for row in brokers
         )
         histories = {one.node: one.history for one in answers if not isinstance(one, QuiverError)}
-        return describe_history(histories, self._recorder.events())
+        return describe_history(histories, self._recorder.events(), now_ms=self._clock.wall_ms())
 
 
 class ConsoleHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,12 +174,14 @@ class ConsoleHistory(msgspec.Struct, frozen=True, kw_only=True):
     events: list[ConsoleEvent]
 
 
-def describe_history(histories: dict[NodeId, tuple[HistorySample, ...]], events: list[ConsoleEvent]) -> ConsoleHistory:
+def describe_history(
+    histories: dict[NodeId, tuple[HistorySample, ...]], events: list[ConsoleEvent], *, now_ms: int
+) -> ConsoleHistory:
     """Return the history that is sent to a console."""
     return ConsoleHistory(
         series=SERIES,
         interval_ms=INTERVAL_MS,
-        cluster=merge(histories, interval_ms=INTERVAL_MS),
+        cluster=merge(histories, interval_ms=INTERVAL_MS, now_ms=now_ms),
         nodes={str(node): list(samples) for node, samples in sorted(histories.items())},
         events=events,
     )

@@ -12,6 +12,7 @@ from quiver.config import all_settings
 from quiver.errors import NotFoundError, QuiverError, RequestError
 from quiver.gateway import contract as http_contract
 from quiver.gateway.application import RouteHandler
+from quiver.gateway.changes import submit_change
 from quiver.gateway.console import contract
 from quiver.gateway.console.assets import ConsoleAssets
 from quiver.gateway.console.feed import ConsoleFeed
@@ -288,8 +289,7 @@ class ConsoleHandlers:
         self,
         request: ConfigureTopicRequest | AddPartitionsRequest | RestoreTopicRequest | RebalanceBrokers | DrainBroker,
     ) -> None:
-        done, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.cache.record_index(done.index)
+        await submit_change(self._router, request, deadline=self._deadline())
 
     def _deadline(self) -> Deadline:
         return self._router.deadline(self._timeout_ms)

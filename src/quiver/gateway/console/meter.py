@@ -105,16 +105,17 @@ def carry(sample: HistorySample) -> HistorySample:
     return msgspec.structs.replace(sample, values=(*sample.values[:elections], None, *sample.values[elections + 1 :]))
 
 
-def merge(histories: Mapping[NodeId, Sequence[HistorySample]], *, interval_ms: int) -> list[HistorySample]:
-    """Return the history of a cluster: the samples of its nodes, whose clocks differ, by intervals.
+def merge(histories: Mapping[NodeId, Sequence[HistorySample]], *, interval_ms: int, now_ms: int) -> list[HistorySample]:
+    """Return the history of a cluster: the samples of its nodes, whose clocks differ, by intervals that have ended.
 
     A node that is a little late has two samples in one interval and none in the one before, where its last one counts:
-    a sum without it would be a dip that never happened.
+    a sum without it would be a dip that never happened. So would be an interval in which some were not measured yet.
     """
+    last = now_ms // interval_ms - 1
     slots: dict[int, dict[NodeId, HistorySample]] = {}
     for node, samples in histories.items():
-        own = {sample.time_ms // interval_ms: sample for sample in samples}
-        late = {slot + 1: carry(sample) for slot, sample in own.items() if slot + 2 in own}
+        own = {slot: sample for sample in samples if (slot := sample.time_ms // interval_ms) <= last}
+        late = {slot + 1: carry(sample) for slot, sample in own.items() if slot + 2 in own or slot + 1 == last}
         for slot, sample in (late | own).items():
             slots.setdefault(slot, {})[node] = sample
     return [combine(list(found.values()), time_ms=(slot + 1) * interval_ms) for slot, found in sorted(slots.items())]

@@ -106,6 +106,7 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         summary="List what happened lately: nodes, leaders, topics, moves, holds.",
         parameters=contract.EventsQuery,
         answer=contract.EventsAnswer,
+        failures=(422,),
     ),
     HttpRoute(
         name="list_holds",

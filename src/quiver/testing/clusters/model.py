@@ -12,7 +12,7 @@ import io
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from quiver.client.cluster import AsyncCluster
@@ -28,6 +28,7 @@ from quiver.testing.clusters.administrators import AdminWorkload, require_access
 from quiver.testing.clusters.clients import ClientWorkload, EndOffsetWorkload, ProducerWorkload, TopicWorkload
 from quiver.testing.clusters.consumers import CommitWorkload, ConsumeWorkload, ReaderWorkload
 from quiver.testing.clusters.full_disks import require_accepting_while_full
+from quiver.testing.clusters.holders import HolderWorkload, require_holds_expired
 from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.members import MemberWorkload, require_assigned, require_consumed
 from quiver.testing.clusters.operations import FAULTS
@@ -46,7 +47,7 @@ from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.history import check_history, parse_history
 from quiver.testing.simulator.report import SeedReport, require, violated
 from quiver.testing.simulator.runner import Model
-from quiver.testing.simulator.world import SimulationRun
+from quiver.testing.simulator.world import SimulationRun, pick
 
 PROGRESS_WITHIN_MS = 30_000
 """F3: how long after healing a client may take to complete a call."""
@@ -73,7 +74,7 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
 
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
         """Draw the knobs of one seed."""
-        return draw_cluster_knobs(rng)
+        return replace(draw_cluster_knobs(rng), holders=pick(rng, (0, 0, 1, 2)))
 
     def make_world(self, run: SimulationRun, knobs: ClusterKnobs) -> ClusterWorld:
         """Return the world of one run."""
@@ -98,6 +99,7 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
         world.is_over = True
         await _wait_ended(world)
         await _require_expired(world)
+        await require_holds_expired(world)
         await require_settled(world)
         require_queue_settled(world)
         require_consumed(world)
@@ -131,6 +133,7 @@ def make_clients(world: ClusterWorld, prefix: str = "") -> list[ClientWorkload]:
         (TopicWorkload, "maker", knobs.makers),
         (VisitorWorkload, "visitor", knobs.visitors),
         (AdminWorkload, "admin", knobs.admins),
+        (HolderWorkload, "holder", knobs.holders),
     )
     clients = [
         kind(world, f"{prefix}{name}-{number}", knobs.topics[number % len(knobs.topics)])

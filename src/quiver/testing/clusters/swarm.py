@@ -189,6 +189,8 @@ class ClusterKnobs(SimulationKnobs):
     wants_encryption: bool = False
     queue: QueuePlan | None = None
     members: MembersPlan | None = None
+    holders: int = 0
+    """Programs that hold records against retention."""
 
     @property
     def all_topics(self) -> tuple[TopicPlan, ...]:

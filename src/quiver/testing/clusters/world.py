@@ -256,8 +256,9 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         for host in self.running():
             assert host.node is not None
             view = host.node._store.view()
-            digest = self.digests.setdefault(view.index, view.digest())
-            require(digest == view.digest(), "F2", "two nodes' metadata differ", node=host.id, index=view.index)
+            digest = view.digest()
+            known = self.digests.setdefault(view.index, digest)
+            require(digest == known, "F2", "two nodes' metadata differ", node=host.id, index=view.index)
 
     def fault_counts(self) -> Counter[str]:
         """Return how often disks, databases, network and requests failed, by kind, besides the schedule's faults."""

@@ -9,6 +9,9 @@
 const TOKEN_KEY = "quiver-token";
 /** How long a node may take to prove that it lives, when another one is looked for. */
 const PROBE_MS = 2000;
+/** How often, and how many times, the page looks whether something is gone whose deletion has an unknown outcome. */
+const LOOK_MS = 1000;
+const LOOKS_MAX = 15;
 
 /** An answer that is a failure, or none at all. */
 export class ApiError extends Error {
@@ -33,9 +36,9 @@ export class ApiError extends Error {
 
 export class Api {
   /**
-   * @param {{ origin: string, storage?: Storage | null, fetch?: typeof fetch }} options
+   * @param {{ origin: string, storage?: Storage | null, fetch?: typeof fetch, lookMs?: number }} options
    */
-  constructor({ origin, storage = null, fetch: fetcher = (input, init) => fetch(input, init) }) {
+  constructor({ origin, storage = null, fetch: fetcher = (input, init) => fetch(input, init), lookMs = LOOK_MS }) {
     const url = new URL(origin);
     this.scheme = url.protocol;
     this.home = url.host;
@@ -44,6 +47,7 @@ export class Api {
     this.nodes = [url.host];
     this.storage = storage;
     this.fetch = fetcher;
+    this.lookMs = lookMs;
     this.token = storage?.getItem(TOKEN_KEY) ?? "";
     /** @type {(place: Place) => void} */
     this.onPlace = () => {};
@@ -88,6 +92,34 @@ export class Api {
   /** @param {string} path */
   remove(path) {
     return this.call("DELETE", path);
+  }
+
+  /**
+   * Delete what a GET of the same path describes. A deletion of unknown outcome is not repeated: it might hit something
+   * new of the same name. The page looks for a while whether it is gone.
+   *
+   * @param {string} path
+   */
+  async removeResource(path) {
+    try {
+      await this.remove(path);
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.outcome !== "unknown") throw error;
+      for (let looks = 0; !(await this.isGone(path)); looks += 1) {
+        if (looks >= LOOKS_MAX) throw error;
+        await new Promise((resolve) => setTimeout(resolve, this.lookMs));
+      }
+    }
+  }
+
+  /** @param {string} path */
+  async isGone(path) {
+    try {
+      await this.get(path);
+      return false;
+    } catch (error) {
+      return error instanceof ApiError && error.status === 404;
+    }
   }
 
   /**

@@ -13,7 +13,7 @@ export { Component, Fragment, render, useCallback, useEffect, useLayoutEffect, u
  * @template T
  * @param {() => Promise<T>} load
  * @param {ReadonlyArray<unknown>} keys
- * @param {number} [everyMs] 0: only once
+ * @param {number | ((value: T | null) => number)} [everyMs] 0: only once; a function is asked after each call
  * @returns {{ value: T | null, error: Error | null, reload: () => void, isLoading: boolean }}
  */
 export function useLoaded(load, keys, everyMs = 0) {
@@ -28,14 +28,17 @@ export function useLoaded(load, keys, everyMs = 0) {
       if (document.hidden) document.addEventListener("visibilitychange", () => isShown && run(), { once: true });
       else run();
     };
+    /** @type {T | null} */
+    let value = null;
     const run = async () => {
       try {
-        const value = await load();
+        value = await load();
         if (isShown) setState({ value, error: null, isLoading: false });
       } catch (error) {
         if (isShown) setState((/** @type {{ value: T | null }} */ old) => ({ value: old.value, error: /** @type {Error} */ (error), isLoading: false }));
       }
-      if (isShown && everyMs) timer = setTimeout(whenVisible, everyMs);
+      const pauseMs = typeof everyMs === "function" ? everyMs(value) : everyMs;
+      if (isShown && pauseMs) timer = setTimeout(whenVisible, pauseMs);
     };
     run();
     return () => {

@@ -76,7 +76,9 @@ export class History {
       fresh.lags.add(timeMs, lagsByName(lags ?? []));
     }
     const at = (/** @type {string} */ name) => event.series.indexOf(name);
+    const endMs = event.cluster.length ? event.cluster[event.cluster.length - 1][0] : 0;
     for (const [timeMs, byNode] of slots(event.nodes)) {
+      if (timeMs > endMs) break; // not all nodes were measured yet, and updates would be older than it
       fresh.cpu.add(timeMs, mapValues(byNode, (values) => values[at("cpu")]));
       fresh.memory.add(timeMs, mapValues(byNode, (values) => values[at("memory_bytes")]));
     }

@@ -16,11 +16,12 @@ export function ConsumersPage({ kind, name }) {
   return html`<h1>Consumers</h1><${LagChart} /><${Groups} /><${Consumers} />`;
 }
 
-function LagChart() {
+/** @param {{ title?: string, of?: string }} properties `of`: a consumer or group; without it, those with the greatest lags */
+function LagChart({ title = "Greatest lags", of = "" }) {
   const now = useStore(update);
-  const names = [...history.lags.values.keys()].sort((one, other) => (history.lags.last(other) ?? 0) - (history.lags.last(one) ?? 0)).slice(0, 6);
+  const names = [...history.lags.values.keys()].filter((name) => !of || name.startsWith(`${of} · `)).sort((one, other) => (history.lags.last(other) ?? 0) - (history.lags.last(one) ?? 0)).slice(0, 6);
   if (!now || !names.length) return null;
-  return html`<div class="charts wide"><${Chart} title="Greatest lags" columns=${history.lags} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${names.map((name) => ({ name, label: name }))} /></div>`;
+  return html`<div class="charts wide"><${Chart} title=${title} columns=${history.lags} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${names.map((name) => ({ name, label: name }))} /></div>`;
 }
 
 /** @param {any} row */
@@ -87,7 +88,7 @@ function ConsumerPage({ id }) {
   return html`<nav class="crumbs" aria-label="Where"><a href="#/consumers">Consumers</a> / </nav><h1>Consumer ${id}</h1>
     <${ErrorNote} error=${error} />
     ${value && html`<${Card} title="Positions"><${Table} label="Positions" columns=${CURSOR_COLUMNS} rows=${value.cursors} rowKey=${rowKey} /><//>
-      <${Reset} topics=${topics} isTopicNeeded name=${id}
+      <${Reset} topics=${topics} isTopicNeeded name=${id} advice="Stop the consumer first: one that runs overwrites its cursors."
         preview=${async (/** @type {any} */ target) => toChanges((await api.post(`/consumers/${encodeURIComponent(id)}/reset`, { ...target, dry_run: true })).cursors)}
         act=${(/** @type {any} */ target) => api.post(`/consumers/${encodeURIComponent(id)}/reset`, target)} onDone=${reload} />`}`;
 }
@@ -108,8 +109,9 @@ function GroupPage({ group }) {
   const { value, error, reload } = useLoaded(() => api.get(path), [group], 2000);
   const lag = useLoaded(() => api.get(`${path}/lag`), [group], 2000);
   const [isDeleting, setIsDeleting] = useState(false);
+  const isQueue = value?.group.kind === "queue";
   const remove = async () => {
-    await api.remove(path);
+    await api.removeResource(path);
     tell(`Group ${group} was deleted.`);
     location.hash = "#/consumers";
   };
@@ -127,17 +129,41 @@ function GroupPage({ group }) {
     <${ErrorNote} error=${error} />
     ${value && html`<dl class="numbers">
         <div><dt>State</dt><dd><${GroupState} state=${value.group.state} /></dd></div>
-        <div><dt>Members</dt><dd>${count(value.group.members)}</dd></div>
         <div><dt>Lag</dt><dd>${count(lag.value?.lag)}</dd></div>
-        <div><dt>Rebalances</dt><dd>${count(value.group.rebalances)}</dd></div>
+        ${!isQueue && html`<div><dt>Members</dt><dd>${count(value.group.members)}</dd></div><div><dt>Rebalances</dt><dd>${count(value.group.rebalances)}</dd></div>`}
       </dl>
-      <${Card} title="Members"><${Table} label="Members" columns=${members} rows=${value.members} rowKey=${(/** @type {any} */ row) => row.member_id} /><//>
-      <${Card} title="Positions"><${ErrorNote} error=${lag.error} />${lag.value && html`<${Table} label="Positions" columns=${lagColumns} rows=${lag.value.partitions} rowKey=${rowKey} />`}<//>
-      ${value.group.kind === "queue" && deadLetterTopics(value.group.dead_letter_topics).map(([dead, topics]) => html`<${DeadLetters} key=${dead} topics=${topics} dead=${dead} group=${group} />`)}
-      ${value.group.kind === "stream" && html`<${Reset} topics=${value.group.topics} name=${group}
+      <${LagChart} title="Lag" of=${group} />
+      ${!isQueue && html`<${Card} title="Members"><${Table} label="Members" columns=${members} rows=${value.members} rowKey=${(/** @type {any} */ row) => row.member_id} /><//>`}
+      ${isQueue ? html`<${QueueState} group=${group} />` : html`<${Card} title="Positions"><${ErrorNote} error=${lag.error} />${lag.value && html`<${Table} label="Positions" columns=${lagColumns} rows=${lag.value.partitions} rowKey=${rowKey} />`}<//>`}
+      ${isQueue && deadLetterTopics(value.group.dead_letter_topics).map(([dead, topics]) => html`<${DeadLetters} key=${dead} topics=${topics} dead=${dead} group=${group} />`)}
+      ${!isQueue && html`<${Reset} topics=${value.group.topics} name=${group} advice="Stop the members first: a reset is refused while the group has any."
         preview=${async (/** @type {any} */ target) => (await api.post(`${path}/reset`, { ...rename(target), dry_run: true })).cursors}
         act=${(/** @type {any} */ target) => api.post(`${path}/reset`, rename(target))} onDone=${reload} />`}`}
     ${isDeleting && html`<${TypedConfirmation} title="Delete group" name=${group} submit="Delete" warning="Its cursors are forgotten; a consumer that uses the name again begins from the start." onSubmit=${remove} onClose=${() => setIsDeleting(false)} />`}`;
+}
+
+/** @type {Record<string, string>} */
+const STALLS = { empty: "nothing is left", in_flight_max: "too many jobs are under way", waiting: "the rest waits for its time", key_order: "the rest waits for earlier records of its keys" };
+
+/** @type {import("./ui.js").Column[]} */
+const QUEUE_COLUMNS = [
+  { title: "Topic", cell: (row) => html`<a href=${topicLink(row.topic)}>${row.topic}</a>` },
+  { title: "Partition", isNumber: true, cell: (row) => row.partition_id },
+  { title: "Ready", isNumber: true, cell: (row) => count(row.ready) },
+  { title: "Leased", isNumber: true, cell: (row) => count(row.leased) },
+  { title: "Waiting", isNumber: true, cell: (row) => count(row.waiting) },
+  { title: "Dying", isNumber: true, cell: (row) => count(row.dying) },
+  { title: "Settled before", isNumber: true, cell: (row) => count(row.cursor) },
+  { title: "End", isNumber: true, cell: (row) => count(row.end_offset) },
+  { title: "Why nothing is delivered", cell: (row) => html`${row.stall === "in_flight_max" ? html`<${Badge} level="warning">${STALLS.in_flight_max}<//>` : (STALLS[row.stall] ?? row.stall) || "–"}` },
+];
+
+/** @param {{ group: string }} properties */
+function QueueState({ group }) {
+  const { value, error } = useLoaded(() => api.get(`/groups/${encodeURIComponent(group)}/queue`), [group], 2000);
+  return html`<${Card} title="Jobs"><${ErrorNote} error=${error} />
+    ${value && html`<p>A job belongs to its worker for ${duration(value.settings.lease_ms)}; ${value.settings.max_attempts ? `after ${value.settings.max_attempts} deliveries it is a dead letter` : "it is delivered as often as it takes"}; at most ${count(value.settings.in_flight_max)} of a partition are under way${value.settings.order === "key" ? ", one of a key at a time" : ""}.</p>
+      <${Table} label="Jobs" columns=${QUEUE_COLUMNS} rows=${value.partitions} rowKey=${rowKey} />`}<//>`;
 }
 
 /** @param {{ topics: string[], dead: string, group: string }} properties `dead`: the topic of the dead letters, as the group's settings say */
@@ -182,9 +208,9 @@ function rename({ time_ms: timestamp, ...rest }) {
 /**
  * Choose where cursors go, look at what that means, then do it.
  *
- * @param {{ topics: string[], name: string, isTopicNeeded?: boolean, preview: (target: any) => Promise<any[]>, act: (target: any) => Promise<unknown>, onDone: () => void }} properties
+ * @param {{ topics: string[], name: string, advice: string, isTopicNeeded?: boolean, preview: (target: any) => Promise<any[]>, act: (target: any) => Promise<unknown>, onDone: () => void }} properties
  */
-function Reset({ topics, name, isTopicNeeded = false, preview, act, onDone }) {
+function Reset({ topics, name, advice, isTopicNeeded = false, preview, act, onDone }) {
   const [topic, setTopic] = useState(isTopicNeeded ? (topics[0] ?? "") : "");
   const [to, setTo] = useState("earliest");
   const [at, setAt] = useState("");
@@ -213,7 +239,7 @@ function Reset({ topics, name, isTopicNeeded = false, preview, act, onDone }) {
   /** @type {Array<[string, string]>} */
   const choices = [...(isTopicNeeded ? [] : [/** @type {[string, string]} */ (["", "all"])]), ...topics.map((one) => /** @type {[string, string]} */ ([one, one]))];
   return html`<${Card} title="Reset">
-    <p>Stop the consumer first: one that runs overwrites its cursors.</p>
+    <p>${advice}</p>
     <${Form} submit="Preview" onSubmit=${async () => setPlan(await preview(target()))} isDisabled=${(to === "offset" || to === "time") && !at}>
       <${Field} label="Topic" value=${topic} onInput=${change(setTopic)} options=${choices} />
       <${Field} label="To" value=${to} onInput=${change(setTo)} options=${[["earliest", "the oldest record"], ["latest", "the end"], ["offset", "an offset"], ["time", "a time"]]} />

@@ -30,7 +30,7 @@ export function TopicPage({ topic, tab }) {
   const [dialog, setDialog] = useState("");
   const close = () => setDialog("");
   const remove = async () => {
-    await api.remove(path);
+    await api.removeResource(path);
     producers.delete(topic);
     tell(`Topic ${topic} was deleted; it can be restored for a while.`);
     location.hash = "#/topics";

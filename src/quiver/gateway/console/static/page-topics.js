@@ -3,10 +3,7 @@
 import { html, useLoaded, useState } from "./dom.js";
 import { bytes, count, parseBytes, parseDuration, retention, time } from "./format.js";
 import { api } from "./state.js";
-import { Badge, Check, Dialog, ErrorNote, Field, Form, LongTable, Table, tell } from "./ui.js";
-
-/** With many topics the list is long, and is asked for less often. */
-const REFRESH_MS = 3000;
+import { Badge, Check, Dialog, ErrorNote, Field, Form, LongTable, Table, refreshMs, tell } from "./ui.js";
 
 /** @param {string} name */
 export function topicLink(name) {
@@ -35,7 +32,7 @@ export function TopicsPage() {
   const [filter, setFilter] = useState("");
   const [isInternal, setIsInternal] = useState(false);
   const [dialog, setDialog] = useState("");
-  const { value, error, reload, isLoading } = useLoaded(() => api.get("/console/topics"), [], REFRESH_MS);
+  const { value, error, reload, isLoading } = useLoaded(() => api.get("/console/topics"), [], (found) => refreshMs(found?.topics.length ?? 0));
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   const rows = (value?.topics ?? []).filter((/** @type {any} */ row) => (isInternal || !/^(_|quiver\.)/.test(row.topic)) && words.every((word) => row.topic.toLowerCase().includes(word)));
   const close = () => setDialog("");

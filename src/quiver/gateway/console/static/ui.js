@@ -7,6 +7,9 @@ import { Store, useStore } from "./store.js";
 export const ROW_PX = 34;
 /** Rows that are drawn above and below what is visible. */
 const OVERSCAN = 10;
+/** Time between two loads of a list; of a long one, a millisecond per row. */
+const REFRESH_MS = 3000;
+const REFRESH_MS_MAX = 30_000;
 
 /**
  * @typedef {object} Column
@@ -25,6 +28,14 @@ export function visibleRows({ scrollTop, height, count, rowPx = ROW_PX }) {
   const first = Math.max(0, Math.floor(scrollTop / rowPx) - OVERSCAN);
   const end = Math.min(count, Math.ceil((scrollTop + height) / rowPx) + OVERSCAN);
   return { first: Math.min(first, end), end };
+}
+
+/** How long a list that is loaded as a whole is shown before it is loaded again: one of 10,000 rows is over a MB. Pure.
+ *
+ * @param {number} count
+ */
+export function refreshMs(count) {
+  return Math.min(REFRESH_MS_MAX, Math.max(REFRESH_MS, count));
 }
 
 /** Return rows in the order of a column. Pure.
@@ -182,7 +193,9 @@ export function Field({ label, value, onInput, type = "text", hint = "", options
   const [id] = useState(() => `field-${(fieldCount += 1)}`);
   const take = (/** @type {Event} */ event) => onInput(/** @type {HTMLInputElement} */ (event.currentTarget).value);
   const described = hint ? `${id}-hint` : undefined;
-  let input = html`<input id=${id} type=${type} value=${value} onInput=${take} placeholder=${placeholder} aria-describedby=${described} autocomplete="off" spellcheck=${false} />`;
+  // A browser refuses seconds in a time unless it is told to take them.
+  const step = type === "datetime-local" ? "1" : undefined;
+  let input = html`<input id=${id} type=${type} step=${step} value=${value} onInput=${take} placeholder=${placeholder} aria-describedby=${described} autocomplete="off" spellcheck=${false} />`;
   if (options) {
     input = html`<select id=${id} value=${value} onChange=${take} aria-describedby=${described}>
       ${options.map(([key, text]) => html`<option value=${key} selected=${key === value}>${text}</option>`)}
