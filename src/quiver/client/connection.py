@@ -21,7 +21,6 @@ from quiver.errors import RequestError
 from quiver.security.secrets import CredentialSource, Secret
 from quiver.tracing import Tracing, open_tracing
 from quiver.wire import RequestPool, TlsSettings
-from quiver.wire.tls import make_client_context
 
 
 @checked
@@ -106,7 +105,6 @@ def _make_cluster(
         certificate_file=target.certificate_file,
         key_file=target.key_file,
     )
-    tls_context = make_client_context(encryption)
     make_pool = partial(RequestPool, name=options.client_name, tls=encryption, credentials=credentials)
     pool = make_pool()
     return AsyncCluster(
@@ -116,8 +114,8 @@ def _make_cluster(
         clock=SystemClock(),
         rng=random.Random(),  # noqa: S311 - spreads retries, guards no secret
         options=options,
-        http_get=partial(http_get, tls=tls_context, credentials=credentials),
-        diagnose=partial(diagnose, tls=tls_context),
+        http_get=partial(http_get, tls=pool.tls_context, credentials=credentials),
+        diagnose=partial(diagnose, tls=pool.tls_context),
         make_transport=make_pool,
         tracing=tracing,
     )

@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from quiver.client.arguments import check_arguments
-from quiver.client.consumer_core import ConsumerCore, SeekTarget, iterate, records_of, rewind
+from quiver.client.consumer_core import ConsumerCore, SeekTarget, Slice, iterate, records_of, rewind
 from quiver.client.frames import require_arrow, require_library, table_of, to_pandas, to_polars
 from quiver.client.group_consumer import GroupConsumerCore
 from quiver.client.options import TIME_MS_MAX, to_ms
 from quiver.client.prefetch import PartitionPrefetcher
 from quiver.client.presentation import describe, html_table
-from quiver.client.ranges import OnProgress
+from quiver.client.ranges import OnProgress, ReadProgress
+from quiver.client.unpacking import BatchUnpacker
 from quiver.errors import OutOfRangeError, QuiverError
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
@@ -47,6 +48,22 @@ def trace_consumer(consumer: AsyncConsumer, tracing: Tracing) -> None:
     """Make spans of what a consumer receives from now on."""
     consumer.wait_batch = tracing.trace_wait_batch(consumer.wait_batch)  # type: ignore[method-assign]
     consumer.core.consume = tracing.trace_consume(consumer.core.consume)  # type: ignore[method-assign]
+
+
+class _Receiving:
+    """What happens to the records of a table as they arrive: they are decompressed, and their progress is reported."""
+
+    def __init__(self, unpacker: BatchUnpacker, on_progress: OnProgress | None) -> None:
+        self._unpacker, self._on_progress = unpacker, on_progress
+        self._records = self._bytes = 0
+
+    def __call__(self, received: Slice) -> None:
+        _, batch, first, end = received
+        self._unpacker.add(batch)
+        if self._on_progress is not None:
+            self._records += end - first
+            self._bytes += len(batch.data)
+            self._on_progress(ReadProgress(records=self._records, bytes=self._bytes))
 
 
 @check_arguments
@@ -140,12 +157,15 @@ class AsyncConsumer:
         """
         require_arrow()
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
-        slices = await self.core.consume(max_records, deadline, is_to_end=True, on_progress=progress)
-        try:
-            return table_of(slices, is_with_headers=with_headers, schema=schema)
-        except QuiverError:
-            rewind(slices)
-            raise
+        with BatchUnpacker() as unpacker:
+            on_slice = _Receiving(unpacker, progress)
+            slices = await self.core.consume(max_records, deadline, is_to_end=True, on_slice=on_slice)
+            try:
+                unpacker.finish()
+                return table_of(slices, is_with_headers=with_headers, schema=schema)
+            except QuiverError:
+                rewind(slices)
+                raise
 
     async def fetch_pandas(
         self,

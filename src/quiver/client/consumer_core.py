@@ -20,7 +20,6 @@ import msgspec
 from quiver.client.cursors import ConsumerCursors, register_consumer
 from quiver.client.options import TIME_MS_MAX, ConsumerOptions
 from quiver.client.prefetch import PartitionPrefetcher, find_offset
-from quiver.client.ranges import OnProgress, ReadProgress
 from quiver.errors import (
     NotFoundError,
     OutcomeUnknownError,
@@ -33,7 +32,7 @@ from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.tasks import TaskSet, gather_first_error
+from quiver.tasks import TaskSet, TimedEvent, gather_first_error
 from quiver.wire.messages import CursorsFound
 
 if TYPE_CHECKING:
@@ -48,6 +47,9 @@ SeekTarget = int | Literal["earliest", "latest"]
 Place = tuple[str, PartitionId]
 """A topic and a partition."""
 Slice = tuple[PartitionPrefetcher, Batch, Offset, Offset]
+"""The records of a batch from the first offset up to the second, and the reader of its partition."""
+OnSlice = Callable[[Slice], object]
+"""Called for each slice as it arrives, on the event loop; it must not block."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ class ConsumerCore:
         self._router = router
         self._digest_reporters = digest_reporters
         self._tasks = TaskSet(self._crashed)
-        self._changed = asyncio.Event()
+        self._changed = TimedEvent()
         self._turn = 0
         self._failure: QuiverError | None = None
         self._committed_ms = router.clock.monotonic_ms()
@@ -200,15 +202,15 @@ class ConsumerCore:
         return None
 
     async def consume(
-        self, records_max: int, deadline: Deadline, *, is_to_end: bool, on_progress: OnProgress | None = None
+        self, records_max: int, deadline: Deadline, *, is_to_end: bool, on_slice: OnSlice | None = None
     ) -> list[Slice]:
         """Return records and advance the positions: the first available, or with `is_to_end` all up to the end.
 
-        If it is cancelled, or `on_progress` raises, the positions go back: the application has received no record.
+        If it is cancelled, or `on_slice` raises, the positions go back: the application has received no record.
         """
         slices: list[Slice] = []
         try:
-            await self._collect(slices, records_max, deadline, is_to_end=is_to_end, on_progress=on_progress)
+            await self._collect(slices, records_max, deadline, is_to_end=is_to_end, on_slice=on_slice)
         except BaseException:
             if self._failure is None:
                 rewind(slices)
@@ -222,9 +224,9 @@ class ConsumerCore:
         deadline: Deadline,
         *,
         is_to_end: bool,
-        on_progress: OnProgress | None,
+        on_slice: OnSlice | None,
     ) -> None:
-        count = size_bytes = 0
+        count = 0
         while count < records_max:
             try:
                 found = await self.wait_batch(deadline) if not slices else await self._wait_more(deadline, is_to_end)
@@ -240,9 +242,8 @@ class ConsumerCore:
             reader.position = end
             count += end - first
             slices.append((reader, batch, first, end))
-            if on_progress is not None:
-                size_bytes += len(batch.data)
-                on_progress(ReadProgress(records=count, bytes=size_bytes))
+            if on_slice is not None:
+                on_slice(slices[-1])
 
     async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionPrefetcher, Batch] | None:  # noqa: FBT001 - private
         while (found := self.peek()) is None:
@@ -258,8 +259,7 @@ class ConsumerCore:
         remaining_ms = deadline.remaining_ms
         if not remaining_ms:
             return False
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), min(remaining_ms, self._commit_due_in_ms()) / 1000)
+        await self._changed.wait(min(remaining_ms, self._commit_due_in_ms()) / 1000)
         return True
 
     # -- positions and commits -------------------------------------------------------------------

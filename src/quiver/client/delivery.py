@@ -39,7 +39,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 class Outcome:
     """The result of sending one batch: its base offset or an error."""
 
-    __slots__ = ("_callbacks", "_lock", "_settled", "base_offset", "error", "is_settled", "partition")
+    __slots__ = ("_callbacks", "_lock", "_waiters", "base_offset", "error", "is_settled", "partition")
 
     def __init__(self, partition: PartitionId) -> None:
         self.partition = partition
@@ -47,7 +47,8 @@ class Outcome:
         self.error: QuiverError | None = None
         self.is_settled = False
         self._lock = threading.Lock()
-        self._settled: threading.Event | None = None
+        self._waiters: list[threading.Lock] | None = None
+        """A lock for each thread that waits, released when it is settled: an event has four locks and more calls."""
         self._callbacks: list[Callable[[], object]] = []
 
     def succeed(self, base_offset: Offset) -> None:
@@ -68,16 +69,24 @@ class Outcome:
 
     def wait(self, timeout: float | None) -> Offset:
         """Block until it is settled; return the base offset or raise the error."""
-        with self._lock:
-            if not self.is_settled and self._settled is None:
-                self._settled = threading.Event()
-            settled = self._settled
-        if not self.is_settled and settled is not None and not settled.wait(timeout):
+        if not self.is_settled and not self._wait_settled(timeout):
             raise OutcomeUnknownError(
                 f"perhaps done: no answer within {timeout} s; the batch is still in flight, wait again for the result",
                 code="timeout",
             )
         return self._result()
+
+    def _wait_settled(self, timeout: float | None) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        with self._lock:
+            if self.is_settled:
+                return True
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+        # A lock that is released before the wait begins is acquired at once.
+        return waiter.acquire() if timeout is None else waiter.acquire(timeout=max(0.0, timeout))
 
     def __await__(self) -> Generator[Any, None, Offset]:
         if not self.is_settled:
@@ -96,9 +105,9 @@ class Outcome:
         with self._lock:
             self.base_offset, self.error, self.is_settled = base_offset, error, True
             callbacks, self._callbacks = self._callbacks, []
-            settled = self._settled
-        if settled is not None:
-            settled.set()
+            waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter.release()
         for callback in callbacks:
             _call(callback)
 

@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from quiver.client.consumer_core import ConsumerCore, Place, Slice, Subscription
+from quiver.client.consumer_core import ConsumerCore, OnSlice, Place, Slice, Subscription
 from quiver.client.cursors import ConsumerCursors
 from quiver.client.group_membership import GroupMembership, MembershipView, find_changes
 from quiver.client.group_options import Member, OnPartitions, glob_of
 from quiver.client.membership_host import MembershipHost, Stop
 from quiver.client.options import ConsumerOptions
 from quiver.client.prefetch import PartitionPrefetcher
-from quiver.client.ranges import OnProgress
 from quiver.errors import FencedError, NotFoundError, QuiverError, RequestError
 from quiver.groups.limits import TOPICS_MAX
 from quiver.model import Offset
@@ -201,8 +200,7 @@ class GroupConsumerCore(ConsumerCore):
         limit = Deadline(self._router.clock, waiting_ms)
         while (not self.readers or self._beginning) and self._failure is None and not limit.is_over:
             self._changed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), limit.remaining_ms / 1000)
+            await self._changed.wait(limit.remaining_ms / 1000)
         if self._failure is not None:
             raise self._failure
 
@@ -254,12 +252,12 @@ class GroupConsumerCore(ConsumerCore):
                 await self._not_calling_back.wait()
 
     async def consume(
-        self, records_max: int, deadline: Deadline, *, is_to_end: bool, on_progress: OnProgress | None = None
+        self, records_max: int, deadline: Deadline, *, is_to_end: bool, on_slice: OnSlice | None = None
     ) -> list[Slice]:
         """Return records and advance the positions; the application has finished all that it received before."""
         with self._asking():
             await self._let_step_happen()
-            return await super().consume(records_max, deadline, is_to_end=is_to_end, on_progress=on_progress)
+            return await super().consume(records_max, deadline, is_to_end=is_to_end, on_slice=on_slice)
 
     async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionPrefetcher, Batch] | None:  # noqa: FBT001 - private
         while True:

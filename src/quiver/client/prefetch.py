@@ -153,8 +153,10 @@ class PartitionPrefetcher:
                 self._fail(error)
                 continue
             passed_ms = self._router.clock.monotonic_ms() - begun_ms
-            if not is_progress and passed_ms < IDLE_MS_MIN:
-                await asyncio.sleep((IDLE_MS_MIN - passed_ms) / 1000)
+            is_early = not is_progress and passed_ms < IDLE_MS_MIN
+            # After progress for one turn: an application that waits for records gets them before the next ones are
+            # asked for.
+            await asyncio.sleep((IDLE_MS_MIN - passed_ms) / 1000 if is_early else 0)
 
     async def _fetch(self) -> bool:
         """Fetch the next batches; return whether there were any."""

@@ -78,8 +78,27 @@ class PartitionSender:
     def wake(self) -> None:
         """Check again for batches to send."""
         self._is_changed = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._is_recovering or not self._is_begun:
+            waiter.set_result(None)
+        else:
+            self._send_ready(waiter)
+
+    def _send_ready(self, waiter: asyncio.Future[None]) -> None:
+        """Do in this turn what `run`, which waits, would do in the next one: nothing has failed."""
+        self._waiter = None  # what is called from here only sets `_is_changed`
+        self._is_changed = False
+        try:
+            if self._fill_window():
+                self._launch()
+        except BaseException as error:  # noqa: BLE001 - it ends `run`, whose owner reports it
+            waiter.set_exception(error)
+            return
+        self._waiter = waiter
+        if self._is_changed:
+            waiter.set_result(None)
 
     async def begin(self, *, deadline: Deadline) -> None:
         """Ask the partition which sequence it expects, unless that is known."""

@@ -11,11 +11,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quiver.errors import RequestError, UnavailableError
+from quiver.tasks import new_event_loop
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class LoopThread:
     """Run coroutines for other threads."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._pid = os.getpid()
         # A daemon thread: a program that does not close its clients can still exit.
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
@@ -37,21 +38,18 @@ class LoopThread:
             raise RequestError(
                 "not done: a delivery callback must not call blocking methods of its client", code="on_client_thread"
             )
-        future = self.submit(work)
+        self._check_usable(work)
+        call = _Call(work)
+        self._loop.call_soon_threadsafe(call.start)
         try:
-            return future.result()
-        except CancelledError:
-            raise UnavailableError("the client was closed during the call", code="closed") from None
+            return call.wait()
         finally:
-            future.cancel()
+            if not call.is_done:
+                self._loop.call_soon_threadsafe(call.cancel)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop, without waiting for it."""
-        try:
-            self._check_usable()
-        except RequestError:
-            work.close()
-            raise
+        self._check_usable(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
@@ -69,13 +67,70 @@ class LoopThread:
         finally:
             self._loop.close()
 
-    def _check_usable(self) -> None:
+    def _check_usable(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Raise `RequestError` instead of starting work, in a forked child and after `close`."""
+        if not self._loop.is_closed() and os.getpid() == self._pid:
+            return
+        work.close()
         if self._loop.is_closed():
             raise RequestError("not done: the client is closed; connect again", code="closed")
-        if os.getpid() != self._pid:
-            raise RequestError(
-                "not done: the process was forked after connect; connect again in the child", code="forked"
-            )
+        raise RequestError("not done: the process was forked after connect; connect again in the child", code="forked")
+
+
+class _Call(Generic[T]):
+    """A coroutine that a thread waits for.
+
+    It replaces `asyncio.run_coroutine_threadsafe`, whose two futures take one more turn of the loop and more locks.
+    """
+
+    __slots__ = ("_ended", "_error", "_result", "_task", "_work", "is_done")
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.is_done = False
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self._result: T
+        self._error: BaseException | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def wait(self) -> T:
+        """Return the result, or raise the error; in the thread that waits."""
+        self._ended.acquire()
+        if isinstance(self._error, asyncio.CancelledError):
+            raise UnavailableError("the client was closed during the call", code="closed") from None
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def start(self) -> None:
+        """Begin, on the loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._finish)
+
+    def cancel(self) -> None:
+        """End it, on the loop: nobody waits any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        """Wake the thread in the turn in which the work ends."""
+        try:
+            self._result = await self._work
+        except BaseException as error:  # noqa: BLE001 - the caller's, whatever it is
+            self._error = error
+        self._end()
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """End a call whose task was cancelled before it began."""
+        if task.cancelled() and not self.is_done:
+            self._work.close()
+            self._error = asyncio.CancelledError()
+            self._end()
+
+    def _end(self) -> None:
+        self.is_done = True
+        self._ended.release()
 
 
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:

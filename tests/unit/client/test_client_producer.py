@@ -51,6 +51,23 @@ def test_awaited_send_returns_partition_and_offset() -> None:
     assert world.values("logs") == [b"line 0", b"line 1", b"line 2"]
 
 
+def test_request_leaves_in_the_turn_in_which_the_loop_learns_of_the_record() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", linger_ms=0)
+            await producer.send("the partition's sender waits after this")
+            await asyncio.sleep(0.01)
+            delivery = producer.send("next")
+            producer.core._wake_senders()
+            assert producer.core._senders[PartitionId(0)]._in_flight_count == 1, "no further turn of the loop"
+            assert (await delivery).offset == 1
+
+    world.run(scenario())
+
+
 def test_record_keeps_key_timestamp_and_headers() -> None:
     world = World()
 

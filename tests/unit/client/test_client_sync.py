@@ -17,6 +17,7 @@ import quiver
 from quiver.client.cluster import AsyncCluster
 from quiver.client.options import ClusterOptions
 from quiver.client.sync import Cluster
+from quiver.client.thread import LoopThread, _Call
 from quiver.clock import SystemClock
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, RequestError, UnavailableError
 from quiver.testing import Latency
@@ -295,3 +296,22 @@ cluster.producer("logs", linger_ms=60_000).send("forgotten")
         env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, *sys.path])},
     )
     assert (found.stdout.strip(), found.stderr) == ("[b'forgotten']", "")
+
+
+def test_call_that_is_cancelled_before_it_begins_ends_as_closed() -> None:
+    thread, begun = LoopThread("quiver-test"), list[bool]()
+
+    async def work() -> None:
+        begun.append(True)
+
+    call = _Call(work())
+
+    def start_and_cancel() -> None:
+        call.start()
+        call.cancel()
+
+    thread._loop.call_soon_threadsafe(start_and_cancel)
+    with pytest.raises(UnavailableError) as caught:
+        call.wait()
+    assert (caught.value.code, begun) == ("closed", [])
+    thread.close()
