@@ -5,7 +5,8 @@
 One real node with all these topics (one partition, one replica each) and a topic with all these records. A real
 Chromium is asked for `Performance.getMetrics` after each update. Its clock is the CPU time of the thread, so that other
 programs on the machine do not count. An update is what the stream sends about once a second, a list that is loaded
-again, or records that are followed.
+again, or records that are followed. There are no more topics than the limit of open files allows: a node that runs out
+of descriptors accepts no connections.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import resource
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
@@ -34,6 +37,9 @@ BATCH = 10_000
 SETTLE_MS = 400
 """Time in which an update is drawn."""
 PATIENCE_S = 120
+DESCRIPTORS_PER_TOPIC = 2
+"""Open files of a partition without readers: its active segment and its hard state."""
+DESCRIPTORS_SPARE = 1_000
 ROUTES = {"overview": "", "topics": "topics", "records": "topics/million/records"}
 SCRIPTING = ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
 WATCH = """async () => {
@@ -70,13 +76,16 @@ def main() -> int:
     if not chromium:
         print("error: there is no Chromium: apt-get install chromium", file=sys.stderr)
         return 1
-    # A node without records needs fewer open files than the limit that is derived from them assumes.
+    options.topics = min(options.topics, count_topics_max())
+    # Partitions without records need fewer descriptors than the limit that is derived from them assumes.
     with running_nodes(1, ["--manager-replicas-per-broker-max", str(options.topics + 10)]) as nodes:
         node = nodes.nodes[0]
+        fill(node, options.records)  # first: a topic after thousands of others waits for its leader
         begun = time.monotonic()
         create_topics(node, options.topics)
         print(f"{options.topics:,} topics were created in {time.monotonic() - begun:.0f} s", flush=True)
-        fill(node, options.records)
+        wait_opened(node)
+        print(f"their partitions were open after {time.monotonic() - begun:.0f} s", flush=True)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
             rows = [row for one in ROUTES for row in measure(browser, node, one, options)]
@@ -166,6 +175,21 @@ def create_topics(node: NodeProcess, count: int) -> None:
         list(pool.map(create, range(CREATORS)))
 
 
+def count_topics_max() -> int:
+    """Return how many topics of one partition a node can have open."""
+    return (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - DESCRIPTORS_SPARE) // DESCRIPTORS_PER_TOPIC
+
+
+def wait_opened(node: NodeProcess) -> None:
+    """Wait until the node has opened the partitions of all topics, which takes longer than to create them."""
+    client = http.client.HTTPConnection(node.http, timeout=PATIENCE_S)
+    end = time.monotonic() + PATIENCE_S
+    while any(topic.get("leaderless") for topic in call(client, "GET", "/console/topics")["topics"]):
+        if time.monotonic() > end:
+            raise TimeoutError("the node does not open all partitions")
+        time.sleep(1)
+
+
 def fill(node: NodeProcess, records: int) -> None:
     """Create a topic with this many records."""
     client = http.client.HTTPConnection(node.http, timeout=PATIENCE_S)
@@ -176,7 +200,7 @@ def fill(node: NodeProcess, records: int) -> None:
         call(client, "POST", "/producer/produce_batch", body)
 
 
-def call(client: http.client.HTTPConnection, method: str, path: str, body: object) -> dict[str, object]:
+def call(client: http.client.HTTPConnection, method: str, path: str, body: object = None) -> dict[str, Any]:
     """Return the answer of a call that must succeed."""
     status, answer = ask(client, method, path, body)
     if status >= 300:
@@ -184,9 +208,9 @@ def call(client: http.client.HTTPConnection, method: str, path: str, body: objec
     return answer
 
 
-def ask(client: http.client.HTTPConnection, method: str, path: str, body: object) -> tuple[int, dict[str, object]]:
+def ask(client: http.client.HTTPConnection, method: str, path: str, body: object) -> tuple[int, dict[str, Any]]:
     """Return status and answer of a call."""
-    client.request(method, path, json.dumps(body))
+    client.request(method, path, None if body is None else json.dumps(body))
     response = client.getresponse()
     return response.status, json.loads(response.read())
 

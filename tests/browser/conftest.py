@@ -12,7 +12,7 @@ from chromium import find_chromium
 from gateway_nodes import ask
 
 pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: pip install 'quivermq[dev]'")
-from console_page import Console
+from console_page import PATIENCE_MS, Console
 from playwright.sync_api import Browser, sync_playwright
 
 
@@ -30,7 +30,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("console")) as found:
+    settings = (
+        *("--log-index-interval-bytes", "32768"),  # so that one has another source than its default
+        *("--gateway-request-timeout-ms", str(PATIENCE_MS)),  # a node is as patient as the tests
+    )
+    with running_cluster(tmp_path_factory.mktemp("console"), settings=settings) as found:
         yield found
 
 

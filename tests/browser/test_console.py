@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from chaos_cluster import Cluster
 from chromium import find_axe
 from console_page import Console
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import quiver
 
@@ -200,6 +202,31 @@ def test_topic_is_created_filled_browsed_deleted_and_restored(console: Console, 
     expect(page.get_by_role("link", name="parcels")).to_be_visible()
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_deletion_of_unknown_outcome_ends_once_the_topic_is_gone(
+    console: Console, call: Callable[..., Any], *, is_lost: bool
+) -> None:
+    call("POST", "/topics", {"topic_name": "doubtful", "partitions": 1})
+    unknown = {"status": "failure", "message": "may have been done", "code": "timed_out", "outcome": "unknown"}
+
+    def answer(route: Route) -> None:
+        if route.request.method != "DELETE":
+            route.fallback()
+        elif route.fetch().ok and is_lost:
+            route.abort()
+        else:
+            route.fulfill(status=504, json=unknown)
+
+    page = console.open("topics/doubtful")
+    page.route("**/topics/doubtful", answer)
+    page.get_by_role("button", name="Delete topic").click()
+    page.get_by_label("Type doubtful to confirm").fill("doubtful")
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.locator("main h1")).to_have_text("Topics")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.unroute_all(behavior="ignoreErrors")
+
+
 def test_records_are_found_by_offset_key_and_text(console: Console, orders: str) -> None:
     page = draw(console, "topics/orders/records")
     page.get_by_label("Partition", exact=True).select_option("1")
@@ -217,6 +244,23 @@ def test_records_are_found_by_offset_key_and_text(console: Console, orders: str)
     page.get_by_label("Search").fill('"ORDER": 42,')
     page.get_by_role("button", name="Read", exact=True).click()
     expect(page.get_by_text("3 records, 3,000 looked at")).to_be_visible()
+
+
+def test_records_are_found_by_time(console: Console, call: Callable[..., Any]) -> None:
+    call("POST", "/topics", {"topic_name": "diary", "partitions": 1})
+    producer = call("POST", "/producer/register", {"topic": "diary"})["producer_id"]
+    for text in ("early", "late"):
+        call("POST", "/producer/produce", {"topic": "diary", "producer_id": producer, "message": f"{text} entry"})
+        time.sleep(1.1)  # the page asks for whole seconds
+    late_ms = call("GET", "/topics/diary/records?from=earliest")["records"][1]["timestamp"]
+    page = console.open("topics/diary/records")
+    page.get_by_label("From").select_option("time")
+    seconds = "ms => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19)"
+    shown = page.evaluate(seconds, late_ms)
+    page.get_by_label("Time", exact=True).fill(shown)
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(table(page, "Records")).to_contain_text("late entry")
+    expect(table(page, "Records")).not_to_contain_text("early entry")
 
 
 @pytest.mark.parametrize("name", ["jsonl", "csv", "arrow", "parquet"])
@@ -262,6 +306,47 @@ def test_consumer_is_reset_after_a_preview(console: Console, call: Callable[...,
     assert [one["cursor"] for one in cursors] == [100, 100, 100]
 
 
+def test_members_of_a_group_are_shown_and_its_reset_waits_until_they_leave(
+    console: Console, cluster: Cluster, call: Callable[..., Any]
+) -> None:
+    call("POST", "/topics", {"topic_name": "shared", "partitions": 4})
+    producer = call("POST", "/producer/register", {"topic": "shared"})["producer_id"]
+    body = {"topic": "shared", "producer_id": producer, "partition_id": 1, "messages": ["x"] * 10}
+    call("POST", "/producer/produce_batch", body)
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(read_in_group, cluster.nodes[0].wire, "shared", "readers", is_over)
+        try:
+            page = console.open("consumers/group/readers")
+            members = table(page, "Members").locator("tbody tr")
+            expect(members).to_have_count(2)
+            expect(members.first).to_contain_text(re.compile(r"shared/\d, shared/\d"))
+            row = table(page, "Positions").get_by_role("row").nth(2)
+            expect(row.get_by_role("cell").nth(2)).to_have_text("10")
+            page.get_by_role("button", name="Preview").click()
+            expect(table(page, "Preview")).to_contain_text("10 records again")
+            page.get_by_role("button", name="Reset readers").click()
+            expect(page.get_by_role("alert")).to_contain_text("group_active")
+        finally:
+            is_over.set()
+            reading.result()
+    expect(members).to_have_count(0)
+    page.get_by_role("button", name="Reset readers").click()
+    expect(page.locator(".messages")).to_contain_text("readers was reset")
+    assert call("GET", "/groups/readers/lag")["lag"] == 10
+
+
+def read_in_group(address: str, topic: str, group: str, is_over: threading.Event) -> None:
+    """Run two members until `is_over`."""
+    with quiver.connect(address) as connected:
+        members = [connected.consumer(topic, group=group, auto_commit=0.1) for _ in range(2)]
+        while not is_over.is_set():
+            for member in members:
+                member.poll(timeout=0.1)
+        for member in members:
+            member.close()
+
+
 def test_dead_letters_are_shown_and_requeued(console: Console, call: Callable[..., Any]) -> None:
     call("POST", "/topics", {"topic_name": "chores", "partitions": 1})
     producer = call("POST", "/producer/register", {"topic": "chores"})["producer_id"]
@@ -270,8 +355,11 @@ def test_dead_letters_are_shown_and_requeued(console: Console, call: Callable[..
     queue = {"topic": "chores", "group": "maids"}
     jobs = call("POST", "/queue/receive", {**queue, "max": 3, "wait_ms": 60_000})["jobs"]
     receipts = [job["receipt"] for job in jobs]
-    assert call("POST", "/queue/reject", {**queue, "receipts": receipts, "reason": "no soap"})["count"] == len(jobs)
     page = console.open("consumers/group/maids")
+    leased = table(page, "Jobs").locator("tbody tr").first.get_by_role("cell").nth(3)
+    expect(leased).to_have_text(str(len(jobs)))
+    assert call("POST", "/queue/reject", {**queue, "receipts": receipts, "reason": "no soap"})["count"] == len(jobs)
+    expect(leased).to_have_text("0")
     expect(table(page, "Dead letters")).to_contain_text("no soap")
     expect(table(page, "Dead letters").locator("tbody tr")).to_have_count(len(jobs))
     page.get_by_role("button", name="Requeue all").click()
@@ -361,6 +449,33 @@ def test_node_joins_gets_replicas_is_drained_and_removed(console: Console, clust
     console.hosts.discard(joined.http)
 
 
+def test_settings_say_what_set_them_and_a_partition_is_explained(console: Console, orders: str) -> None:
+    page = draw(console, "cluster/settings")
+    page.get_by_label("Filter").fill("log.index_interval_bytes")
+    row = page.locator(".long-row")
+    expect(row).to_have_count(1)
+    expect(row.get_by_role("cell").nth(1)).to_have_text("32768")
+    expect(row.get_by_role("cell").nth(3)).to_contain_text("--log-index-interval-bytes")
+    page = draw(console, "cluster/explain/orders/0")
+    expect(table(page, "Replicas").locator("tbody tr")).to_have_count(3)
+    expect(page.locator("main")).to_contain_text("nothing is in the way")
+    expect(page.locator(".events")).to_contain_text(re.compile(r"leader \d, epoch \d+"))
+
+
+def test_holds_are_shown_with_what_they_keep(console: Console, cluster: Cluster, orders: str) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(place_hold, cluster.nodes[0].wire, orders).result()
+    page = draw(console, "cluster/holds")
+    row = table(page, "Holds").get_by_role("row").filter(has_text="nightly-report")
+    expect(row).to_contain_text("orders")
+    expect(row).to_contain_text("1: 500")
+
+
+def place_hold(address: str, topic: str) -> None:
+    with quiver.connect(address) as connected:
+        connected.hold(topic, "nightly-report", {1: 500}, lasting=600.0, owner="test")
+
+
 def test_failure_is_shown_in_the_words_of_the_node(console: Console, orders: str) -> None:
     page = draw(console, "topics")
     page.get_by_role("button", name="Create topic").click()
@@ -426,6 +541,8 @@ def test_page_goes_on_when_the_node_that_served_it_is_killed(
             f"{cluster.nodes[0].http} does not answer; connected to"
         )
         expect(page.locator(".health")).to_contain_text("node 1 does not answer", ignore_case=True)
+        page.goto(page.url.split("#")[0] + "#/cluster/events")
+        expect(page.locator(".events")).to_contain_text(re.compile(r"node [23] leads after node 1"))
         page.get_by_role("link", name="Topics", exact=True).click()
         expect(page.get_by_role("link", name="orders")).to_be_visible()
         page.get_by_role("button", name="Create topic").click()

@@ -9,6 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+APT_GET = (
+    ("update", "--quiet"),
+    ("-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", "chromium"),
+)
+"""A fresh machine has no list of packages, and several workers of pytest may want to install at a time."""
 CHECKS = Path(__file__).parents[2] / "console"
 """Where the packages that check the console are installed."""
 
@@ -16,12 +21,16 @@ CHECKS = Path(__file__).parents[2] / "console"
 @lru_cache(maxsize=1)
 def find_chromium() -> str:
     """Return the path of Chromium; as root on Debian and Ubuntu, it is installed first. Empty if there is none."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), "")
+    found = _find_installed()
     if not found and os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]
-        if subprocess.run(install, capture_output=True, check=False).returncode == 0:
-            found = shutil.which("chromium") or ""
+        for arguments in APT_GET:
+            subprocess.run(["apt-get", *arguments], capture_output=True, check=False)
+        found = _find_installed()
     return found
+
+
+def _find_installed() -> str:
+    return next((path for name in NAMES if (path := shutil.which(name))), "")
 
 
 @lru_cache(maxsize=1)

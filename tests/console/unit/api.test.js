@@ -59,6 +59,29 @@ test("a change is not repeated: it may have been done", async () => {
   assert.equal(api.address, "two:2", "the next call goes to a node that answers");
 });
 
+test("a deletion of unknown outcome is not repeated; it is done once the page finds nothing there", async () => {
+  const answers = { "/topics/x": [504, { message: "may have been done", code: "timed_out", outcome: "unknown" }] };
+  const { fetch: answer, asked } = cluster({ answers });
+  const fetch = async (url, options) => {
+    const response = await answer(url, options);
+    const looks = asked.filter((one) => one.method === "GET").length;
+    answers["/topics/x"] = looks < 2 ? [200, { status: "success" }] : [404, { message: "unknown topic", code: "unknown_topic" }];
+    return response;
+  };
+  await new Api({ origin: "http://one:1", fetch, lookMs: 0 }).removeResource("/topics/x");
+  assert.deepEqual(asked.map((one) => one.method), ["DELETE", "GET", "GET", "GET"]);
+});
+
+test("a deletion whose outcome stays unknown, or that was refused, is an error", async () => {
+  for (const [outcome, looks] of [["unknown", 16], ["not_done", 0]]) {
+    const { fetch: answer, asked } = cluster({ answers: { "/topics/x": [503, { message: "no primary", code: "timed_out", outcome }] } });
+    const fetch = async (url, options) => (options.method === "DELETE" ? answer(url, options) : (await answer(url, options), new Response("{}")));
+    const api = new Api({ origin: "http://one:1", fetch, lookMs: 0 });
+    await assert.rejects(api.removeResource("/topics/x"), (error) => error instanceof ApiError && error.outcome === outcome);
+    assert.deepEqual(asked.map((one) => one.method), ["DELETE", ...Array(looks).fill("GET")]);
+  }
+});
+
 test("without any node the error says so, and the page tries again", async () => {
   const { fetch, dead } = cluster({ dead: ["one:1", "two:2"] });
   const api = new Api({ origin: "http://one:1", fetch });

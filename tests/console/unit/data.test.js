@@ -5,7 +5,7 @@ import { keep, parseJson, toQuery } from "../../../src/quiver/gateway/console/st
 import { Columns, HISTORY_MS, History, POINTS_MAX } from "../../../src/quiver/gateway/console/static/history.js";
 import { EventParser } from "../../../src/quiver/gateway/console/static/live.js";
 import { placement, skew } from "../../../src/quiver/gateway/console/static/partitions.js";
-import { sortRows, visibleRows } from "../../../src/quiver/gateway/console/static/ui.js";
+import { refreshMs, sortRows, visibleRows } from "../../../src/quiver/gateway/console/static/ui.js";
 
 test("events are found wherever the stream is cut, and comments are none", () => {
   const bytes = new TextEncoder().encode(': waiting\n\nevent: update\ndata: {"a":"é"}\n\nevent: x\ndata: 1\n\n');
@@ -34,6 +34,15 @@ test("a series that is gone is forgotten once its points are", () => {
   assert.deepEqual([...columns.values.keys()], ["here"]);
 });
 
+test("the first update is drawn, also when a node was measured in the interval that has not ended", () => {
+  const history = new History();
+  const series = ["in_records", "cpu", "memory_bytes"];
+  history.load({ series, cluster: [[5000, [2, 0.5, 9], []]], nodes: { 1: [[4000, [1, 0.5, 9]], [5500, [1, 0.9, 9]]], 2: [[4900, [1, 0.7, 9]]] } });
+  history.add({ time_ms: 6000, series, sample: [3, 1, 1], lags: [], nodes: [{ node: 1, values: [1, 0.1, 8] }, { node: 2, values: [2, 0.2, 8] }] });
+  assert.deepEqual(history.cpu.column("node 1"), [0.5, 0.1]);
+  assert.deepEqual(history.cpu.column("node 2"), [0.7, 0.2]);
+});
+
 test("the history of the node comes before the updates", () => {
   const history = new History();
   const series = ["in_records", "cpu", "memory_bytes"];
@@ -49,6 +58,12 @@ test("only visible rows are drawn, however many there are", () => {
   const middle = visibleRows({ scrollTop: 3_400_000, height: 340, count: 1_000_000 });
   assert.ok(middle.end - middle.first <= 30 && middle.first > 99_000);
   assert.deepEqual(visibleRows({ scrollTop: 1e9, height: 340, count: 5 }), { first: 5, end: 5 });
+});
+
+test("a long list is loaded more rarely, but not forgotten", () => {
+  assert.equal(refreshMs(0), refreshMs(1000));
+  assert.ok(refreshMs(10_000) > 3 * refreshMs(1000));
+  assert.equal(refreshMs(1_000_000), refreshMs(100_000));
 });
 
 test("rows are sorted by a column, those without a value last", () => {
