@@ -34,6 +34,7 @@ def main(directory: Path) -> int:
     if shutil.which("go") is None:
         print("error: Go is not installed, which fetches and builds these tools: https://go.dev/dl", file=sys.stderr)
         return 1
+    directory = directory.resolve()  # Go installs into absolute paths only
     directory.mkdir(parents=True, exist_ok=True)
     for name, package in PROGRAMS.items():
         if not (directory / name).exists():

@@ -136,3 +136,35 @@ def test_fixture_gives_a_cluster_to_any_test(pytester: pytest.Pytester) -> None:
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
+
+
+def test_fixture_serves_groups_and_work_queues(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_it(quiver_cluster):
+            with quiver_cluster.connect() as client:
+                client.create_topic("jobs", partitions=2)
+                with client.producer("jobs") as producer:
+                    for number in range(10):
+                        producer.send(str(number), partition=number % 2)
+                members = [client.consumer("jobs", group="readers") for _ in range(2)]
+                read = []
+                while len(read) < 10:
+                    read += [record.text for member in members for record in member.poll(timeout=0.1)]
+                assert sorted(read, key=int) == [str(number) for number in range(10)]
+                done, queue = [], client.queue("jobs", group="workers", backoff=0.01)
+                for job in queue:
+                    try:
+                        with job:
+                            if job.text == "3" and job.attempt == 1:
+                                raise ValueError(job.text)
+                            done.append(job.text)
+                    except ValueError:
+                        quiver_cluster.kill(client.describe_topic("jobs").partitions[1].leader)
+                    if len(done) == 10:
+                        queue.stop()
+                assert sorted(done, key=int) == [str(number) for number in range(10)]
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
