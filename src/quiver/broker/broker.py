@@ -133,6 +133,7 @@ class Broker:
             clock=clock,
             long_polls_max=settings.broker.long_polls_max,
             explainer=ReplicaExplainer(node, clock=clock, space=self._space, settings=settings.log),
+            on_question=self._replica_manager.open_for_question,
             tracing=tracing,
         )
         self._tasks = asyncio.TaskGroup()

@@ -10,7 +10,8 @@ everything that it must remember is on disk and in the metadata.
   other replica joins blank and learns the members from the log. If the files are gone although this node has joined,
   they are never recreated, and a node that is registered under another identity opens nothing (R22).
 - **Deleted topics.** Their replicas are closed; the files stay until the topic is purged. While one of a partition's
-  replicas moves, the partition's replicas are open, because the move is a change of their group.
+  replicas moves, the partition's replicas are open, because the move is a change of their group. An aborted move may
+  leave a node that must know whether the group counts it: whoever it asks opens its replica for a while.
 - **Removing.** Never based on this node's own metadata alone (R19): the group's leader must confirm that this node is
   no longer a member, or the primary that the topic was purged. Until then the files stay, and a replica that was moved
   away stays open.
@@ -65,6 +66,10 @@ RETRY_MS = 1_000
 STOPPED_MS_MAX = 60_000
 """Longest pause before a stopped replica is reopened; the first is `RETRY_MS`. One that ran for longer starts again."""
 
+ASKED_MS = 10_000
+"""How long the replica of a deleted topic stays open for a node that asks for its group's members. Such a node asks
+again about every `RETRY_MS`, until the group has changed back and no longer counts it."""
+
 CAMPAIGN_DELAYS_MS = (0, 10, 30, 80, 200)
 """When the preferred replica of a new group campaigns: the others open theirs at about the same time."""
 
@@ -118,6 +123,8 @@ class ReplicaManager:
         self._work = asyncio.Event()
         self._ready = asyncio.Event()
         self._unknown: set[GroupId] = set()
+        self._asked_ms: dict[GroupId, int] = {}
+        """When another node last asked for the members of a group of a deleted topic."""
         self._has_begun = False
         self.stops = 0
         """How often an error has stopped a replica since the node started."""
@@ -175,6 +182,14 @@ class ReplicaManager:
         """Reconcile a group soon."""
         self._dirty[group] = None
         self._work.set()
+
+    def open_for_question(self, group: GroupId) -> None:
+        """Open the replica of a deleted topic for a while: another node asks for the members of its group."""
+        view = self._store.view()
+        row = view.partitions.get(self._keys[group]) if group in self._joined and group in self._keys else None
+        if row is not None and not _is_active(view, row):
+            self._asked_ms[group] = self._clock.monotonic_ms()
+            self.enqueue(group)
 
     def handle_fault(self, member: Member, error: Exception) -> None:
         """Stop the replica of a member that an unexpected error has stopped; reopen it from its files later."""
@@ -299,11 +314,26 @@ class ReplicaManager:
             await self._reconcile_purged(group, hosted)
         elif not row.is_on(self._node):
             await self._reconcile_moved_away(row, hosted)
-        elif view.topics[row.topic_id].state is not TopicState.ACTIVE and find_move(view, row.key) is None:
+        elif not self._is_served(view, row):
             await self._close(hosted)  # files stay: the topic can be restored
         elif _is_to_open(hosted):
             self._check_openable(view)
             await self._open(row, hosted, await self._find_first_members(row))
+
+    def _is_served(self, view: View, row: PartitionRow) -> bool:
+        """Return whether the replicas of a partition are to be open; if it is only for a while, check again then."""
+        if _is_active(view, row) or find_move(view, row.key) is not None:
+            self._asked_ms.pop(row.group_id, None)
+            return True
+        asked_ms = self._asked_ms.get(row.group_id)
+        if asked_ms is None:
+            return False
+        left_ms = asked_ms + ASKED_MS - self._clock.monotonic_ms()
+        if left_ms <= 0:
+            del self._asked_ms[row.group_id]
+            return False
+        asyncio.get_running_loop().call_later(left_ms / 1000, self.enqueue, row.group_id)
+        return True
 
     # -- opening ---------------------------------------------------------------------------------
 
@@ -419,7 +449,7 @@ class ReplicaManager:
             await self._open(row, hosted, None)
             hosted = self._table.get_group(row.group_id)
         if hosted is not None or self._is_local(row.group_id):
-            members = await self._router.find_members(row)
+            members = await self._router.find_members(row, everywhere=not _is_active(self._store.view(), row))
             if self._node in members.voters or self._node in members.learners:
                 raise UnavailableError(f"node {self._node} is still a member of group {row.group_id}")
             if self._store.view().partitions.get(row.key, row).is_on(self._node):
@@ -486,6 +516,11 @@ def _is_to_open(hosted: HostedReplica | None) -> bool:
 def _campaign(hosted: HostedReplica, replica: Replica) -> None:
     if hosted.replica is replica and replica.member.leader is None:
         replica.member.campaign()
+
+
+def _is_active(view: View, row: PartitionRow) -> bool:
+    topic = view.topics.get(row.topic_id)
+    return topic is not None and topic.state is TopicState.ACTIVE
 
 
 def _key_of(move: MoveRow) -> PartitionKey:

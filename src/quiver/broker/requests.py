@@ -19,7 +19,7 @@ from quiver.clock import Clock
 from quiver.errors import NotLeaderError, TrimmedError
 from quiver.metadata import Registration, StartFrom, View
 from quiver.metrics import MetricFamily, gauge
-from quiver.model import NO_PRODUCER, ConsumerId, Offset
+from quiver.model import NO_PRODUCER, ConsumerId, GroupId, Offset
 from quiver.record import decode_header
 from quiver.tracing import Tracing
 from quiver.wire.consumed_records import encode_consumed
@@ -61,10 +61,12 @@ class BrokerRequests:
         clock: Clock,
         long_polls_max: int,
         explainer: ReplicaExplainer,
+        on_question: Callable[[GroupId], None],
         tracing: Tracing | None = None,
     ) -> None:
         self._table = table
         self._view = view
+        self._on_question = on_question
         self._clients = clients
         self._clock = clock
         self._explainer = explainer
@@ -227,6 +229,7 @@ class BrokerRequests:
     async def _get_members(self, _: Caller, request: GetMembers, __: memoryview) -> Answer:
         """Return a group's members, after a read barrier that proves that this node leads it."""
         hosted = self._table.get_group(request.group)
+        self._on_question(request.group)
         if hosted is None or hosted.replica is None:
             raise NotLeaderError(f"not done: this node has no open replica of group {request.group}")
         member = hosted.replica.member

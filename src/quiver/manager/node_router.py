@@ -164,26 +164,31 @@ class NodeRouter:
             return error
         return None
 
-    async def find_members(self, partition: PartitionRow) -> MembersFound:
+    async def find_members(self, partition: PartitionRow, *, everywhere: bool = False) -> MembersFound:
         """Ask a partition's leader for the members of its group.
+
+        With `everywhere` all replicas are asked, even if one has answered: those of a deleted topic open when asked.
 
         Raises:
             UnavailableError: no replica answered that could prove its leadership.
         """
         asked: set[NodeId] = set()
+        found: MembersFound | None = None
         waiting = [node for node in (partition.leader, *partition.replicas) if node is not None]
-        while waiting:
+        while waiting and (found is None or everywhere):
             node = waiting.pop(0)
             if node in asked:
                 continue
             asked.add(node)
             try:
-                return await self.ask(node, GetMembers(group=partition.group_id))
+                found = await self.ask(node, GetMembers(group=partition.group_id))
             except NotLeaderError as error:
                 if error.leader is not None:
                     waiting.insert(0, error.leader)
             except (UnavailableError, OutcomeUnknownError):
                 continue  # a read: the next node may be asked whatever the outcome was
+        if found is not None:
+            return found
         raise UnavailableError(
             f"not done: none of nodes {sorted(asked)} proved that it leads group {partition.group_id}"
         )

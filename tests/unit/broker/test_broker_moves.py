@@ -11,7 +11,16 @@ from broker_cluster import DIRECTORY, SETTINGS, Cluster, Node, simulate
 
 from quiver.errors import NotAllowedError
 from quiver.manager.node_router import NodeRouter
-from quiver.metadata import AbortMove, BrokerState, ChangeBrokerState, Command, MoveState, PromoteMove
+from quiver.metadata import (
+    AbortMove,
+    BrokerState,
+    ChangeBrokerState,
+    Command,
+    DeleteTopicCommand,
+    MoveState,
+    PromoteMove,
+    RestoreTopicCommand,
+)
 from quiver.model import NodeId, PartitionId, TopicId
 from quiver.testing.raft_ablations import Safeguard, disabled
 
@@ -279,6 +288,39 @@ def test_drained_node_holds_nothing_only_when_no_group_counts_it_whatever_the_me
         assert not any(emptied_ms(cluster[node]) for node in others), "they do not drain"
 
     simulate(test, nodes=4)
+
+
+@pytest.mark.parametrize("was_made", [False, True])
+def test_node_that_a_move_of_a_deleted_topic_left_behind_is_drained(*, was_made: bool) -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id, source, target = await (abort_a_move_that_was_made if was_made else abort_a_move)(cluster)
+        await cluster.submit(DeleteTopicCommand(now_ms=2, topic="logs", purge_ms=10**9))
+        await cluster.submit(ChangeBrokerState(now_ms=3, broker_id=target, state=BrokerState.DRAINING))
+        await cluster.wait(lambda: not is_open(cluster[source], topic_id) or None)
+        cluster.transport.rates.p_break_before = 0.0
+        await cluster.wait(lambda: emptied_ms(cluster[target]) or None)
+        await cluster.wait(lambda: not any(is_open(node, topic_id) for node in cluster.up) or None)
+        await cluster.submit(RestoreTopicCommand(now_ms=4, topic_id=topic_id))
+        await wait_moved(cluster, topic_id, *replicas(cluster, topic_id))
+
+    simulate(test, nodes=4)
+
+
+async def abort_a_move(cluster: Cluster) -> tuple[TopicId, NodeId, NodeId]:
+    """Begin a move, and abort it when its target has files; requests fail until the caller lets them pass."""
+    topic_id = await filled_topic(cluster, 1, 2, 3, batches=5)
+    await cluster.wait(lambda: cluster.view().partitions[topic_id, PartitionId(0)].epoch)
+    cluster.network.isolate(NodeId(4))  # it cannot catch up
+    await cluster.begin_move(topic_id, source=3, target=4)
+    cluster.network.heal()
+    await cluster.wait(lambda: is_open(cluster[4], topic_id) or None)
+    cluster.transport.rates.p_break_before = 1.0
+    await cluster.submit(AbortMove(now_ms=2, move_id=next(iter(cluster.view().moves))))
+    return topic_id, NodeId(3), NodeId(4)
+
+
+def is_open(node: Node, topic_id: TopicId) -> bool:
+    return node.broker is not None and bool(node.broker.describe_replicas(topic_id))
 
 
 def emptied_ms(node: Node) -> int:
