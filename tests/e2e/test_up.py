@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -113,6 +114,12 @@ def test_dead_node_is_reported_and_not_restarted(tmp_path: Path, first_port: int
         assert line.startswith(f"node 2 (pid {up.pids[2]}) killed by SIGKILL; to start it again: quiver node --id 2")
         status = json.loads(run_quiver("status", "--json", "--url", up.url))
         assert {node["node"]: node["is_alive"] for node in status["nodes"]} == {1: True, 2: False, 3: True}
+        command = shlex.split(line.partition("start it again: quiver ")[2])
+        with subprocess.Popen((*QUIVER, *command), stdout=subprocess.PIPE, text=True) as node:
+            assert node.stdout is not None
+            assert any(line.startswith("ready") for line in node.stdout)
+            node.send_signal(signal.SIGTERM)
+        assert node.returncode == 0
         assert up.stop() == 0
 
 

@@ -241,6 +241,14 @@ def test_up_shows_the_scheme_that_the_settings_choose(
     assert plan.url == url
 
 
+def test_up_shows_a_command_to_copy_without_passwords() -> None:
+    settings = ("--metadata-db", "postgresql+psycopg://quiver:s3cret@db/quiver")
+    plan, *_ = plan_nodes(1, data="data", host="127.0.0.1", http_port=8002, wire_port=9002, settings=settings)
+    assert "--join 1@127.0.0.1:9002 " in plan.shown_command
+    assert plan.shown_command.endswith("--metadata-db 'postgresql+psycopg://quiver:<hidden>@db/quiver'")
+    assert "s3cret" in " ".join(plan.command)
+
+
 LOCAL = {
     "backup verify",
     "cli",

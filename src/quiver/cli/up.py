@@ -60,6 +60,11 @@ class NodePlan:
         """Return the command that starts the node."""
         return (sys.executable, "-m", "quiver", "node", *self.arguments)
 
+    @property
+    def shown_command(self) -> str:
+        """Return the command as a line to copy; passwords, which only URLs contain, are hidden."""
+        return shlex.join(("quiver", "node", *(redact_url(one) if "://" in one else one for one in self.arguments)))
+
 
 @click.command(
     short_help="Run a cluster on this machine.",
@@ -176,7 +181,7 @@ class _Child:
         """Report the end of the node."""
         code = await self.process.wait()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        again = shlex.join(("quiver", "node", *map(redact_url, self.plan.arguments)))
+        again = self.plan.shown_command
         click.echo(f"node {self.plan.node} (pid {self.process.pid}) {how}; to start it again: {again}")
 
     def signal(self, number: signal.Signals) -> None:
