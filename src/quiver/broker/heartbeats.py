@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 JITTER_SHARE = 0.1
 """Share of the interval by which heartbeats are spread, so that nodes started together do not send together."""
 
+REASONS_MAX = 32
+"""Most different reasons that are logged while the primary gets no heartbeat."""
+
 ClientKind = Literal["producer", "consumer"]
 
 
@@ -129,6 +132,8 @@ class HeartbeatSender:
         self._is_registered = False
         self.problem = ""
         """Why the primary did not get the last heartbeat; empty if it did."""
+        self._logged: set[tuple[str, str]] = set()
+        """What was logged since the primary got a heartbeat."""
 
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
@@ -171,6 +176,7 @@ class HeartbeatSender:
             taken = await self._router.ask_primary(request)
             self.full_nodes = frozenset(taken.full_nodes)
             self.problem = ""
+            self._logged.clear()
             if taken.is_known:
                 self._reported.update({_key_of(lead): lead.epoch for lead in leads})
                 self._registered.set()
@@ -178,11 +184,10 @@ class HeartbeatSender:
             await self._register()
         except QuiverError as error:
             self._check_program(error)
-            # A primary that is known and cannot be reached may stay so, as with a certificate that does not name it.
-            is_new = error.code == "not_reached" and error.message != self.problem
             self.problem = error.message
-            about = facts(node=me.node, code=error.code, reason=error.message)
-            logger.log(logging.WARNING if is_new else logging.DEBUG, "heartbeat not delivered", extra=about)
+            if error.code == "not_reached":
+                # A primary that is known and not reached may stay so, as with a certificate that does not name it.
+                self._log_once("heartbeat not delivered", error)
         self.clients.restore(beats)
 
     async def _register(self) -> bool:
@@ -202,11 +207,18 @@ class HeartbeatSender:
             await self._router.submit(command)
         except QuiverError as error:
             self._check_program(error)
-            logger.warning("node not registered", extra=facts(node=me.node, code=error.code, reason=error.message))
+            self._log_once("node not registered", error)
             return False
         logger.info("node registered", extra=facts(node=me.node, wire_address=me.wire_address))
         self._send_now.set()
         return True
+
+    def _log_once(self, event: str, error: QuiverError) -> None:
+        """Log a reason at its first occurrence: a node that is cut off tries one address after the other, for hours."""
+        is_new = (event, error.message) not in self._logged and len(self._logged) < REASONS_MAX
+        self._logged |= {(event, error.message)} if is_new else set()
+        about = facts(node=self._introduction.node, code=error.code, reason=error.message)
+        logger.log(logging.WARNING if is_new else logging.DEBUG, event, extra=about)
 
     def _check_program(self, error: QuiverError) -> None:
         """End this node if the cluster has moved to a feature level that its program does not know."""
