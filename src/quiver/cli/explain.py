@@ -12,6 +12,7 @@ import click
 from quiver.cli.cluster import HOLD_COLUMNS, hold_cells
 from quiver.cli.options import connect, examples, json_option, url_option
 from quiver.cli.output import Cell, format_time, print_json, print_table
+from quiver.cli.topic import describe_retention
 from quiver.client.explanation import ExplainedReplica, PartitionEvent, PartitionExplanation
 from quiver.model import NodeId
 from quiver.wire.explain_messages import ObstacleInfo
@@ -100,11 +101,7 @@ def _describe_leader(one: PartitionExplanation) -> str:
 
 
 def _describe_retention(one: PartitionExplanation) -> str:
-    bounds = one.retention
-    rules = [f"{bounds.ms} ms"] if bounds.ms else []
-    rules += [f"{bounds.bytes} bytes"] if bounds.bytes else []
-    rules += ["until consumed"] if bounds.until_consumed else []
-    sentence = ", ".join(rules) or "unlimited"
+    sentence = describe_retention(one.retention)
     if one.first_offset is not None:
         sentence += f"; first record at {one.first_offset}"
     if one.holds:

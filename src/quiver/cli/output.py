@@ -60,7 +60,10 @@ _EXITS: dict[type[BaseException], tuple[int, str]] = {
 _ADVICE = {
     "database_lost": "start the database server, or correct --metadata-db; then start the node again",
     "no_encryption_key": "give the key: nodes have encryption.key_file, other commands --encryption-key-file",
-    "not_reached": "check the address, and that a node runs there; `quiver up` starts a cluster on this machine",
+    "backup_damaged": "use another backup; `quiver backup verify` lists every damaged file",
+    "backup_incomplete": "use another backup, or repeat `quiver backup create` with an empty folder",
+    "not_reached": "start the node at that address, or correct the address; `quiver doctor` shows which nodes of a "
+    "cluster do not answer, `quiver up` starts a cluster on this machine",
     "unknown_version": "a newer program wrote it: upgrade this one, and run the command again",
     "unknown_topic": "`quiver topic list --all` lists the topics, `quiver topic create` creates one",
     "unknown_consumer": "`quiver consumer list` lists the consumers",
@@ -86,7 +89,7 @@ _ADVICE = {
     "plain_text_password": "pass --tls or --ca-file",
     "bad_password_file": "correct the file that the command, QUIVER_PASSWORD_FILE or the context names",
     "bad_token_file": "correct the file that the command, QUIVER_TOKEN_FILE or the context names",
-    "topic_exists": "choose another name, or `quiver topic configure` to change it",
+    "topic_exists": "choose another name; `quiver topic configure` changes the topic, `quiver topic delete` deletes it",
     "too_few_brokers": "start another broker, then run the command again",
     "not_drained": "`quiver broker drain` first, and wait until `quiver status` shows it as drained",
 }

@@ -114,7 +114,7 @@ def _check_nodes(report: ClusterReport) -> Iterator[ClusterFinding]:
                 severity="critical",
                 code="node_missing",
                 subject=f"node {node}",
-                sentence=f"does not answer (state {info.state}): {answer.error}",
+                sentence=f"does not answer{'' if report.is_stale else f' (state {info.state})'}: {answer.error}",
                 advice="start it again; if its machine or disk is lost, add a node with a new id and remove this one",
                 command="quiver broker list",
             )
@@ -161,8 +161,10 @@ def _check_managers(report: ClusterReport) -> Iterator[ClusterFinding]:
             code="manager_missing",
             subject="managers",
             sentence=f"{len(gone)} of {len(voters)} managers do not answer ({_names(gone)}): {lost}",
-            advice="start them again, or replace them: add another manager, then remove the lost one",
-            command="quiver manager list",
+            advice="start them again, or replace them: add another manager, then remove the lost one"
+            if left >= 0
+            else "start them again; only if their disks are lost for good, stop the others and plan a recovery",
+            command="quiver manager list" if left >= 0 else "quiver recover --data DIRECTORY --plan",
         )
     if len(voters) in (2, 4) or (len(voters) == 1 and len(report.metadata.nodes) >= 3):
         yield ClusterFinding(
@@ -436,7 +438,8 @@ def _check_certificates(report: ClusterReport) -> Iterator[ClusterFinding]:
                 code="certificate_expires",
                 subject=f"node {node}",
                 sentence=f"its TLS certificate expires in {days:.1f} days" if days > 0 else "its certificate expired",
-                advice="replace the file tls.certificate_file and restart the node, one node at a time",
+                advice="replace it by one that is valid for longer; the node reads the file again within ten seconds",
+                command="quiver security renew CERTIFICATE",
             )
 
 

@@ -317,3 +317,17 @@ def test_many_partitions_are_one_finding() -> None:
     (finding,) = [one for one in check(without(1, 2, 3)).findings if one.code == "partition_leaderless"]
     assert finding.subject == "logs/0, logs/1, logs/2, logs/3, logs/4 and 7 more"
     assert finding.sentence.startswith("12 partitions have no leader")
+
+
+def test_lost_majority_of_managers_leads_to_recovery_and_not_to_a_change_that_needs_one() -> None:
+    for missing, command in (((3,), "quiver manager list"), ((2, 3), "quiver recover --data DIRECTORY --plan")):
+        (finding,) = [one for one in check(without(*missing)).findings if one.code == "manager_missing"]
+        assert finding.command == command
+        assert ("add another manager" in finding.advice) is (len(missing) == 1)
+
+
+def test_state_of_a_missing_node_is_shown_only_while_a_primary_knows_it() -> None:
+    for is_stale in (False, True):
+        found = check(msgspec.structs.replace(without(3), is_stale=is_stale))
+        (finding,) = [one for one in found.findings if one.code == "node_missing"]
+        assert ("(state " in finding.sentence) is not is_stale

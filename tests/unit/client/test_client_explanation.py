@@ -150,3 +150,9 @@ def test_command_shows_a_follower_whose_disk_is_full(capsys: pytest.CaptureFixtu
     assert "follower, full" in shown
     assert "node 3 is full: 0 bytes are free" in shown
     assert shown.count("full:") == 1
+
+
+def test_command_shows_retention_in_units_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = RetentionInfo(ms=7 * 24 * 3_600_000, bytes=2**30)
+    print_explanation(msgspec.structs.replace(explained(LEADER, follower(2), follower(3)), retention=kept))
+    assert "retention: 7d, 1GiB per partition; first record at 10\n" in capsys.readouterr().out
