@@ -14,47 +14,12 @@ from typing import Any
 import pytest
 from chaos_cluster import Cluster
 from chromium import find_axe
-from console_page import Console
-from playwright.sync_api import Browser, Page, Route, expect
+from console_page import ROUTES, Console, draw, table
+from playwright.sync_api import Route, expect
 
 import quiver
 
-ROUTES = {
-    "": "Overview",
-    "topics": "Topics",
-    "topics/orders": "orders",
-    "topics/orders/records": "orders",
-    "topics/orders/consumers": "orders",
-    "topics/orders/configuration": "orders",
-    "consumers": "Consumers",
-    "cluster": "Cluster",
-    "cluster/moves": "Cluster",
-    "cluster/events": "Cluster",
-    "cluster/holds": "Cluster",
-    "cluster/settings": "Cluster",
-    "cluster/explain/orders/0": "Cluster",
-    "cluster/audit": "Cluster",
-    "access": "Access",
-    "pipelines": "Pipelines",
-}
-"""Every page and its heading."""
-DRAWN = {"": "Nodes", "topics": "Topics", "topics/orders/records": "Records", "cluster": "Managers"}
-"""What is waited for on a page before it is checked: a table by its label."""
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-
-
-def table(page: Page, label: str) -> Any:
-    return page.get_by_role("table", name=label).or_(page.get_by_role("region", name=label, exact=True)).first
-
-
-def draw(console: Console, route: str) -> Page:
-    """Open a page and wait until it is complete."""
-    page = console.open(route)
-    expect(page.locator("main h1")).to_have_text(ROUTES[route])
-    if route in DRAWN:
-        expect(table(page, DRAWN[route])).to_be_visible()
-    expect(page.locator(".loading")).to_have_count(0)
-    return page
 
 
 # -- every page --------------------------------------------------------------------------------------
@@ -418,37 +383,6 @@ def test_run_of_a_pipeline_shows_its_lag_and_its_report(
     assert (tmp_path / "saved").read_text() == topics["_pipeline_reports"]
 
 
-def test_node_joins_gets_replicas_is_drained_and_removed(console: Console, cluster: Cluster, orders: str) -> None:
-    page = draw(console, "cluster")
-    page.get_by_role("button", name="Drain node 3").click()
-    page.get_by_role("dialog").get_by_role("button", name="Drain node 3").click()
-    expect(page.get_by_role("alert")).to_contain_text("add a broker first")
-    page.keyboard.press("Escape")
-    page.get_by_role("button", name="Add a node").click()
-    expect(page.get_by_role("dialog")).to_contain_text("quiver node --id 4")
-    page.keyboard.press("Escape")
-    joined = cluster.add_broker(4)
-    joined.start()
-    try:
-        expect(page.get_by_role("button", name="Drain node 4")).to_be_visible()
-        page.get_by_role("button", name="Rebalance").click()
-        page.get_by_role("dialog").get_by_role("button", name="Rebalance").click()
-        row = table(page, "Nodes").get_by_role("row").filter(has=page.get_by_role("button", name="node 4"))
-        expect(row.get_by_role("cell").nth(5)).not_to_have_text("0")
-        page.get_by_role("button", name="Drain node 4").click()
-        page.get_by_role("dialog").get_by_role("button", name="Drain node 4").click()
-        page.get_by_role("button", name="Remove node 4").click()
-        page.get_by_label("Type node 4 to confirm").fill("node 4")
-        page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
-        expect(page.get_by_role("button", name="node 4")).to_have_count(0)
-    finally:
-        joined.kill()
-        cluster.nodes.remove(joined)
-    page.get_by_role("link", name="Events").click()
-    expect(page.locator(".events")).to_contain_text("node 4 was removed")
-    console.hosts.discard(joined.http)
-
-
 def test_settings_say_what_set_them_and_a_partition_is_explained(console: Console, orders: str) -> None:
     page = draw(console, "cluster/settings")
     page.get_by_label("Filter").fill("log.index_interval_bytes")
@@ -523,34 +457,3 @@ def test_million_records_are_read_in_pages(console: Console, call: Callable[...,
     page.get_by_label("Offset", exact=True).fill("500000")
     page.get_by_role("button", name="Read", exact=True).click()
     expect(page.get_by_role("button", name="Show record 0/500000")).to_be_visible()
-
-
-# -- the node dies -----------------------------------------------------------------------------------
-
-
-def test_page_goes_on_when_the_node_that_served_it_is_killed(
-    browser: Browser, cluster: Cluster, call: Callable[..., Any], orders: str
-) -> None:
-    context = browser.new_context(viewport={"width": 1400, "height": 900})
-    console = Console(context.new_page(), cluster.nodes[0].http)
-    try:
-        page = console.open("")
-        expect(page.get_by_role("status").first).to_contain_text("nodes up")
-        cluster.nodes[0].kill()
-        expect(page.get_by_role("alert").first).to_contain_text(
-            f"{cluster.nodes[0].http} does not answer; connected to"
-        )
-        expect(page.locator(".health")).to_contain_text("node 1 does not answer", ignore_case=True)
-        page.goto(page.url.split("#")[0] + "#/cluster/events")
-        expect(page.locator(".events")).to_contain_text(re.compile(r"node [23] leads after node 1"))
-        page.get_by_role("link", name="Topics", exact=True).click()
-        expect(page.get_by_role("link", name="orders")).to_be_visible()
-        page.get_by_role("button", name="Create topic").click()
-        page.get_by_label("Name").fill("after-the-crash")
-        page.get_by_role("button", name="Create", exact=True).click()
-        expect(page.locator("main h1")).to_have_text("after-the-crash")
-        assert "after-the-crash" in call("GET", "/topics")["topics"]
-    finally:
-        context.close()
-        cluster.start()
-    assert [one for one in console.problems if "ERR_CONNECTION_REFUSED" not in one] == []

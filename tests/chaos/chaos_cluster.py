@@ -6,13 +6,14 @@ Nothing of the product is imported: a node is the command `quiver node`, its add
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from chaos_network import Network
 READY_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 60
 _POLL_S = 0.02
+_PORTS = range(10_000, 32_768)
+"""Below those that Linux takes for connections: one of these stays free until its node starts, and starts again."""
+_RANDOM = random.SystemRandom()
 
 
 class NodeLostError(Exception):
@@ -232,9 +236,12 @@ def running_cluster(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
+    """Return ports that nobody listens on now, and that the system takes for no connection."""
+    ports: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(ports) < count:
+            port, one = _RANDOM.choice(_PORTS), stack.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports

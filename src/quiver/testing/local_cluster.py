@@ -12,6 +12,7 @@ measuring.
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import tempfile
 import threading
@@ -38,6 +39,9 @@ from quiver.wire.requests import Request
 
 READY_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 30
+_PORTS = range(10_000, 32_768)
+"""Below those that Linux takes for connections."""
+_RANDOM = random.SystemRandom()
 
 
 class LocalCluster:
@@ -370,9 +374,15 @@ def _settings_of(nodes: int, directory: str, ports: Sequence[int], given: Mappin
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free ports: all are bound until the last is found, so that none comes twice."""
+    """Return free ports that the system takes for no connection, so that they stay free until the nodes start.
+
+    All are bound until the last is found, so that none comes twice.
+    """
+    ports: list[int] = []
     with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(ports) < count:
+            port, probe = _RANDOM.choice(_PORTS), held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports

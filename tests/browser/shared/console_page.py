@@ -6,9 +6,30 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 120_000
 """How long is waited for anything; nothing is said about speed."""
 expect.set_options(timeout=PATIENCE_MS)
+ROUTES = {
+    "": "Overview",
+    "topics": "Topics",
+    "topics/orders": "orders",
+    "topics/orders/records": "orders",
+    "topics/orders/consumers": "orders",
+    "topics/orders/configuration": "orders",
+    "consumers": "Consumers",
+    "cluster": "Cluster",
+    "cluster/moves": "Cluster",
+    "cluster/events": "Cluster",
+    "cluster/holds": "Cluster",
+    "cluster/settings": "Cluster",
+    "cluster/explain/orders/0": "Cluster",
+    "cluster/audit": "Cluster",
+    "access": "Access",
+    "pipelines": "Pipelines",
+}
+"""Every page and its heading."""
+DRAWN = {"": "Nodes", "topics": "Topics", "topics/orders/records": "Records", "cluster": "Managers"}
+"""What is waited for on a page before it is checked: a table by its label."""
 
 
 class Console:
@@ -34,3 +55,17 @@ class Console:
         self.page.goto(f"http://{address or self.address}/console#/{route}")
         self.page.wait_for_selector("main h1", state="attached")
         return self.page
+
+
+def table(page: Page, label: str) -> Any:
+    return page.get_by_role("table", name=label).or_(page.get_by_role("region", name=label, exact=True)).first
+
+
+def draw(console: Console, route: str) -> Page:
+    """Open a page and wait until it is complete."""
+    page = console.open(route)
+    expect(page.locator("main h1")).to_have_text(ROUTES[route])
+    if route in DRAWN:
+        expect(table(page, DRAWN[route])).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0)
+    return page

@@ -1,0 +1,78 @@
+"""The web console while nodes die, join and leave.
+
+It has a cluster of its own: whatever a failure leaves behind here, the tests of the other files do not meet it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from chaos_cluster import Cluster
+from console_page import Console, draw, table
+from playwright.sync_api import Browser, expect
+
+
+def test_page_goes_on_when_the_node_that_served_it_is_killed(
+    browser: Browser, cluster: Cluster, call: Callable[..., Any], orders: str
+) -> None:
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    console = Console(context.new_page(), cluster.nodes[0].http)
+    try:
+        page = console.open("")
+        expect(page.get_by_role("status").first).to_contain_text("nodes up")
+        cluster.nodes[0].kill()
+        expect(page.get_by_role("alert").first).to_contain_text(
+            f"{cluster.nodes[0].http} does not answer; connected to"
+        )
+        expect(page.locator(".health")).to_contain_text("node 1 does not answer", ignore_case=True)
+        page.goto(page.url.split("#")[0] + "#/cluster/events")
+        expect(page.locator(".events")).to_contain_text(re.compile(r"node [23] leads after node 1"))
+        page.get_by_role("link", name="Topics", exact=True).click()
+        expect(page.get_by_role("link", name="orders")).to_be_visible()
+        page.get_by_role("button", name="Create topic").click()
+        page.get_by_label("Name").fill("after-the-crash")
+        page.get_by_role("button", name="Create", exact=True).click()
+        expect(page.locator("main h1")).to_have_text("after-the-crash")
+        assert "after-the-crash" in call("GET", "/topics")["topics"]
+    finally:
+        context.close()
+        cluster.start()
+    assert [one for one in console.problems if "ERR_CONNECTION_REFUSED" not in one] == []
+
+
+def test_node_joins_gets_replicas_is_drained_and_removed(
+    console: Console, cluster: Cluster, call: Callable[..., Any], orders: str
+) -> None:
+    call("POST", "/topics", {"topic_name": "deleted", "partitions": 3})
+    call("DELETE", "/topics/deleted")  # its replicas move, too, as it may be restored
+    page = draw(console, "cluster")
+    page.get_by_role("button", name="Drain node 3").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drain node 3").click()
+    expect(page.get_by_role("alert")).to_contain_text("add a broker first")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Add a node").click()
+    expect(page.get_by_role("dialog")).to_contain_text("quiver node --id 4")
+    page.keyboard.press("Escape")
+    joined = cluster.add_broker(4)
+    try:
+        joined.start()
+        joined.wait_ready()
+        expect(page.get_by_role("button", name="Drain node 4")).to_be_visible()
+        page.get_by_role("button", name="Rebalance").click()
+        page.get_by_role("dialog").get_by_role("button", name="Rebalance").click()
+        row = table(page, "Nodes").get_by_role("row").filter(has=page.get_by_role("button", name="node 4"))
+        expect(row.get_by_role("cell").nth(5)).not_to_have_text("0")
+        page.get_by_role("button", name="Drain node 4").click()
+        page.get_by_role("dialog").get_by_role("button", name="Drain node 4").click()
+        page.get_by_role("button", name="Remove node 4").click()
+        page.get_by_label("Type node 4 to confirm").fill("node 4")
+        page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
+        expect(page.get_by_role("button", name="node 4")).to_have_count(0)
+    finally:
+        joined.kill()
+        cluster.nodes.remove(joined)
+    page.get_by_role("link", name="Events").click()
+    expect(page.locator(".events")).to_contain_text("node 4 was removed")
+    console.hosts.discard(joined.http)
