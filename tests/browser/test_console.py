@@ -47,7 +47,9 @@ def test_browser_at_the_root_is_sent_to_the_console_and_programs_are_not(
     console: Console, call: Callable[..., Any]
 ) -> None:
     console.page.goto(f"http://{console.address}/")
-    expect(console.page).to_have_url(re.compile("/console"))
+    expect(console.page).to_have_url(re.compile("/console$"))
+    console.page.goto(f"http://{console.address}/console/")
+    expect(console.page).to_have_url(re.compile("/console$"))
     assert "Quiver is running" in call("GET", "/")["message"]
 
 
@@ -74,6 +76,17 @@ def test_pages_fit_on_a_phone(console: Console, orders: str) -> None:
         page = draw(console, route)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{route} is {wide} pixels too wide"
+
+
+def test_address_of_nothing_says_so_and_leads_back(console: Console, orders: str) -> None:
+    for route in ("nothing", "topics/orders/nothing", "cluster/nothing", "access/nothing", "nothing/%E0%A4"):
+        page = console.open(route)
+        expect(page.locator("main")).to_contain_text("There is nothing at this address")
+        page.get_by_role("link", name="Go to the overview").click()
+        expect(page.locator(".health")).to_be_visible()
+    page = console.open("topics/%E0%A4")
+    expect(page.get_by_role("alert")).to_contain_text("topic")
+    expect(page.get_by_role("button", name="Delete topic")).to_have_count(0)
 
 
 # -- live --------------------------------------------------------------------------------------------
@@ -393,7 +406,7 @@ def test_settings_say_what_set_them_and_a_partition_is_explained(console: Consol
     page = draw(console, "cluster/explain/orders/0")
     expect(table(page, "Replicas").locator("tbody tr")).to_have_count(3)
     expect(page.locator("main")).to_contain_text("nothing is in the way")
-    expect(page.locator(".events")).to_contain_text(re.compile(r"leader \d, epoch \d+"))
+    expect(page.locator(".events")).to_contain_text(re.compile(r"node \d follows node \d, epoch \d+"))
 
 
 def test_holds_are_shown_with_what_they_keep(console: Console, cluster: Cluster, orders: str) -> None:

@@ -55,6 +55,8 @@ PEEKED_BYTES = 1_024
 """Bytes of a body in which its topic is looked for; clients write it first."""
 SITE_HEADERS = frozenset((b"origin", b"sec-fetch-site", b"user-agent"))
 """Headers without which a request is not from a page of a browser: `_is_cross_site` needs one of them."""
+BROWSER_PATHS = frozenset(("/", "/console/"))
+"""Paths at which browsers are sent to the console."""
 _TOPIC_IN_QUERY = re.compile(rb"(?:^|&)topic=([^&]{1,300})")
 _TOPIC_IN_BODY = re.compile(rb'"topic"\s*:\s*"([^"\\]{1,300})"')
 _encode = msgspec.json.Encoder().encode
@@ -102,7 +104,7 @@ class RoutedApplication:
         browser_page: HttpResponse | None = None,
         origins: NodeOrigins | None = None,
     ) -> None:
-        """Bind a handler to every route by name; `browser_page` is what browsers get at `/`.
+        """Bind a handler to every route by name; `browser_page` is what browsers get at `BROWSER_PATHS`.
 
         Pages of `origins` may call; without them, only those of the gateway itself.
         `catch_up` waits until this node knows all metadata that the primary has.
@@ -180,8 +182,8 @@ class RoutedApplication:
         return origin
 
     def _route(self, method: str, request: HttpRequest) -> HttpResult:
-        if request.path == "/" and method == "GET" and b"text/html" in request.headers.get(b"accept", b""):
-            return self._browser_page or failure_response(404, "unknown_path", "unknown path /")
+        if request.path in BROWSER_PATHS and method == "GET" and b"text/html" in request.headers.get(b"accept", b""):
+            return self._browser_page or failure_response(404, "unknown_path", f"unknown path {request.path}")
         values: dict[str, str] = {}
         bound = self._exact.get((method, request.path))
         if bound is None:

@@ -53,3 +53,12 @@ test("bytes come from text or from base64", () => {
   assert.deepEqual([...format.toBytes("é", undefined)], [0xc3, 0xa9]);
   assert.deepEqual([...format.toBytes(null, "AP8=")], [0, 255]);
 });
+
+test("what a replica has seen is said in words", () => {
+  assert.equal(format.explainEvent({ kind: "leader", leader: 1 }), "becomes the leader");
+  assert.equal(format.explainEvent({ kind: "follower", leader: 2 }), "follows node 2");
+  assert.equal(format.explainEvent({ kind: "follower" }), "knows no leader");
+  assert.equal(format.explainEvent({ kind: "pre_candidate", leader: null }), "asks for pre-votes");
+  assert.equal(format.explainEvent({ kind: "transfer", leader: 3 }), "begins to transfer its leadership to node 3");
+  assert.equal(format.explainEvent({ kind: "members", members: [1, 2], learners: [4] }), "has the members 1, 2 and the learners 4");
+});

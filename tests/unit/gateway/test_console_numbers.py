@@ -195,6 +195,7 @@ def view(*rows: BrokerRow | TopicRow | PartitionRow) -> View:
         ([], [broker(BrokerState.ALIVE)], ["node 1 joined at a:1"]),
         ([broker(BrokerState.ALIVE)], [broker(BrokerState.DEAD)], ["node 1 is dead: its heartbeats have stopped"]),
         ([], [topic()], ["topic t1 was created with 2 partitions"]),
+        ([], [topic(state=TopicState.DELETED)], ["topic t1 was created with 2 partitions and deleted"]),
         ([topic()], [topic(state=TopicState.DELETED)], ["topic t1 was deleted"]),
         ([topic(state=TopicState.DELETED)], [topic()], ["topic t1 was restored"]),
         ([topic(state=TopicState.DELETED)], [], ["topic t1 was purged"]),

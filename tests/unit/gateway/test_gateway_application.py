@@ -232,5 +232,6 @@ def test_request_is_counted_under_its_route_and_never_under_a_path_of_its_own() 
 
 
 def test_root_is_a_page_for_browsers_alone() -> None:
-    assert ask(application(), request("GET", "/", b"", accept="text/html,*/*")).body == b"<html>"
+    for path in ("/", "/console/"):
+        assert ask(application(), request("GET", path, b"", accept="text/html,*/*")).body == b"<html>"
     assert shown(ask(application(), request("GET", "/", b"", accept="*/*"))) == {"status": "success"}

@@ -106,7 +106,8 @@ def _tell_topic(old: TopicRow | None, new: TopicRow | None) -> Happening | None:
     if new is None:
         return None if old is None else Happening("topic", f"topic {old.name} was purged")
     if old is None:
-        return Happening("topic", f"topic {new.name} was created with {_count_partitions(new)}")
+        end = " and deleted" if new.state is TopicState.DELETED else ""
+        return Happening("topic", f"topic {new.name} was created with {_count_partitions(new)}{end}")
     if old.state is not new.state:
         is_deleted = new.state is TopicState.DELETED
         return Happening("topic", f"topic {new.name} was {'deleted' if is_deleted else 'restored'}")

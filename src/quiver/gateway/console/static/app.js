@@ -8,24 +8,20 @@ import { OverviewPage } from "./page-overview.js";
 import { PipelinesPage } from "./page-pipelines.js";
 import { TopicPage } from "./page-topic.js";
 import { TopicsPage } from "./page-topics.js";
+import { parseRoute } from "./route.js";
 import { begin, login, logout, place, session, streamError, update } from "./state.js";
 import { useStore } from "./store.js";
-import { Field, Form, Messages } from "./ui.js";
+import { Field, Form, Messages, NoPage } from "./ui.js";
 
 const MENU = [["", "Overview"], ["topics", "Topics"], ["consumers", "Consumers"], ["cluster", "Cluster"], ["access", "Access"], ["pipelines", "Pipelines"]];
 const THEME_KEY = "quiver-theme";
 
-/** Return the parts of the page's address after the #. */
-function readRoute() {
-  return location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-}
-
 function App() {
-  const [route, setRoute] = useState(readRoute());
+  const [route, setRoute] = useState(parseRoute(location.hash));
   const who = useStore(session);
   useEffect(() => {
     const turn = () => {
-      setRoute(readRoute());
+      setRoute(parseRoute(location.hash));
       document.getElementById("page")?.focus();
     };
     window.addEventListener("hashchange", turn);
@@ -55,7 +51,7 @@ function Page({ route }) {
   if (name === "cluster") return html`<${ClusterPage} tab=${first || "nodes"} about=${route.slice(2)} />`;
   if (name === "access") return html`<${AccessPage} tab=${first || "users"} name=${second ?? ""} />`;
   if (name === "pipelines") return html`<${PipelinesPage} />`;
-  return html`<h1>There is no such page</h1><p><a href="#/">Go to the overview.</a></p>`;
+  return html`<h1>There is no such page</h1><${NoPage} />`;
 }
 
 /** @param {{ route: string[] }} properties */

@@ -183,3 +183,19 @@ export function parseBytes(text) {
   const power = ["b", "kib", "mib", "gib", "tib"].indexOf((found[2] ?? "B").toLowerCase());
   return Math.round(Number(found[1]) * 1024 ** power);
 }
+
+/** @type {Record<string, string>} */
+const EVENTS = { candidate: "campaigns", pre_candidate: "asks for pre-votes" };
+
+/**
+ * Return what a replica has seen, in the words of `quiver explain`. Pure.
+ *
+ * @param {{ kind: string, leader?: number | null, members?: number[], learners?: number[] }} event
+ */
+export function explainEvent({ kind, leader = null, members = [], learners = [] }) {
+  if (kind === "members") return `has the members ${members.join(", ")}${learners.length ? ` and the learners ${learners.join(", ")}` : ""}`;
+  if (kind === "transfer") return `begins to transfer its leadership to node ${leader}`;
+  if (kind === "leader") return "becomes the leader";
+  if (leader !== null) return `follows node ${leader}`;
+  return EVENTS[kind] ?? "knows no leader";
+}

@@ -6,7 +6,7 @@ import { html, useLoaded, useState } from "./dom.js";
 import { count, time } from "./format.js";
 import { api, update } from "./state.js";
 import { useStore } from "./store.js";
-import { Badge, Card, Dialog, ErrorNote, Field, Form, LongTable, Table, TypedConfirmation, tell } from "./ui.js";
+import { Badge, Card, Dialog, ErrorNote, Field, Form, LongTable, NoPage, Table, TypedConfirmation, tell } from "./ui.js";
 
 const TABS = [["users", "Users"], ["tokens", "Tokens"], ["roles", "Roles"], ["grants", "Grants"], ["quotas", "Quotas"], ["test", "Test access"]];
 const REFRESH_MS = 5000;
@@ -19,6 +19,7 @@ export function AccessPage({ tab, name }) {
     <nav class="tabs" aria-label="Views of access"><ul>
       ${TABS.map(([path, title]) => html`<li><a href=${`#/access/${path}`} aria-current=${tab === path ? "page" : undefined}>${title}</a></li>`)}
     </ul></nav>
+    ${!TABS.some(([path]) => path === tab) && html`<${NoPage} />`}
     ${tab === "test" ? html`<${TestTab} key=${name} principal=${name} />` : tab === "quotas" ? html`<${QuotasTab} />` : html`<${Accounts} tab=${tab} name=${name} />`}`;
 }
 

@@ -2,11 +2,11 @@
 
 import { Chart } from "./chart.js";
 import { html, useLoaded, useState } from "./dom.js";
-import { bytes, count, duration, percent, time } from "./format.js";
+import { bytes, count, duration, explainEvent, percent, time } from "./format.js";
 import { EventList, NodeState, nodeLines } from "./page-overview.js";
 import { api, events, history, update } from "./state.js";
 import { useStore } from "./store.js";
-import { Badge, Card, Dialog, ErrorNote, Field, Form, LongTable, Table, TypedConfirmation, tell } from "./ui.js";
+import { Badge, Card, Dialog, ErrorNote, Field, Form, LongTable, NoPage, Table, TypedConfirmation, tell } from "./ui.js";
 
 const TABS = [["nodes", "Nodes"], ["moves", "Moves"], ["events", "Events"], ["holds", "Holds"], ["settings", "Settings"], ["explain", "Explain"], ["audit", "Audit"]];
 
@@ -17,6 +17,7 @@ export function ClusterPage({ tab, about }) {
     <nav class="tabs" aria-label="Views of the cluster"><ul>
       ${TABS.map(([name, title]) => html`<li><a href=${`#/cluster/${name}`} aria-current=${tab === name ? "page" : undefined}>${title}</a></li>`)}
     </ul></nav>
+    ${!TABS.some(([name]) => name === tab) && html`<${NoPage} />`}
     ${tab === "explain" ? html`<${ExplainTab} key=${about.join("/")} about=${about} />` : tab === "settings" ? html`<${SettingsTab} />` : tab === "audit" ? html`<${AuditTab} />` : ""}
     ${now && (tab === "nodes" ? html`<${NodesTab} now=${now} />` : tab === "moves" ? html`<${MovesTab} now=${now} />` : tab === "events" ? html`<${EventsTab} now=${now} />` : tab === "holds" ? html`<${HoldsTab} />` : "")}`;
 }
@@ -210,7 +211,7 @@ function Explanation({ found }) {
     <h3>Producing</h3>${obstacles(found.produce_obstacles)}<h3>Consuming</h3>${obstacles(found.consume_obstacles)}
     <h3>Replicas</h3><${Table} label="Replicas" columns=${columns} rows=${found.replicas} rowKey=${(/** @type {any} */ row) => row.node} />
     <h3>Elections and changes of members</h3>
-    <ol class="events">${found.events.slice(-50).reverse().map((/** @type {any} */ one) => html`<li><time>${time(one.event.at_ms)}</time> node ${one.node}: ${one.event.kind}${one.event.leader ? `, leader ${one.event.leader}` : ""}, epoch ${one.event.epoch}</li>`)}</ol>
+    <ol class="events">${found.events.slice(-50).reverse().map((/** @type {any} */ one) => html`<li><time>${time(one.event.at_ms)}</time> node ${one.node} ${explainEvent(one.event)}, epoch ${one.event.epoch}</li>`)}</ol>
     ${found.unanswered.map((/** @type {string} */ text) => html`<p class="note warning">${text}</p>`)}
   <//>`;
 }

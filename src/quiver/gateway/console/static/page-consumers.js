@@ -55,9 +55,9 @@ function Groups() {
   const columns = [
     { title: "Group", cell: (row) => html`<a href=${`#/consumers/group/${encodeURIComponent(row.group)}`}>${row.group}</a>` },
     { title: "Kind", cell: (row) => (row.kind === "queue" ? "work queue" : "stream") },
-    { title: "State", cell: (row) => html`<${GroupState} state=${row.state} />` },
-    { title: "Members", isNumber: true, cell: (row) => count(row.members) },
-    { title: "Partitions", isNumber: true, cell: (row) => `${count(row.partitions - row.unassigned)} / ${count(row.partitions)}` },
+    { title: "State", cell: (row) => (row.kind === "queue" ? "–" : html`<${GroupState} state=${row.state} />`) },
+    { title: "Members", isNumber: true, cell: (row) => (row.kind === "queue" ? "–" : count(row.members)) },
+    { title: "Partitions", isNumber: true, cell: (row) => (row.kind === "queue" ? "–" : `${count(row.partitions - row.unassigned)} / ${count(row.partitions)}`) },
     { title: "Topics", cell: (row) => row.topics.join(", ") },
     { title: "Last rebalance", cell: (row) => (row.last_rebalance_ms ? `${time(row.last_rebalance_ms)}: ${row.last_rebalance_reason}` : "–") },
   ];
@@ -67,7 +67,7 @@ function Groups() {
 
 /** @param {{ state: string }} properties */
 function GroupState({ state }) {
-  const level = state === "stable" || state === "queue" ? "ok" : state === "empty" ? "info" : "warning";
+  const level = state === "stable" ? "ok" : state === "empty" ? "info" : "warning";
   return html`<${Badge} level=${level}>${state}<//>`;
 }
 
@@ -128,7 +128,7 @@ function GroupPage({ group }) {
     <div class="title"><h1>Group ${group}</h1><div class="buttons"><button class="quiet danger-text" onClick=${() => setIsDeleting(true)}>Delete group</button></div></div>
     <${ErrorNote} error=${error} />
     ${value && html`<dl class="numbers">
-        <div><dt>State</dt><dd><${GroupState} state=${value.group.state} /></dd></div>
+        <div>${isQueue ? html`<dt>Kind</dt><dd>work queue</dd>` : html`<dt>State</dt><dd><${GroupState} state=${value.group.state} /></dd>`}</div>
         <div><dt>Lag</dt><dd>${count(lag.value?.lag)}</dd></div>
         ${!isQueue && html`<div><dt>Members</dt><dd>${count(value.group.members)}</dd></div><div><dt>Rebalances</dt><dd>${count(value.group.rebalances)}</dd></div>`}
       </dl>

@@ -25,7 +25,7 @@ export function OverviewPage() {
       <${Chart} title="Bytes" isBytes columns=${history.cluster} version=${now.time_ms} format=${bytesPerSecond} lines=${[{ name: "in_bytes", label: "in" }, { name: "out_bytes", label: "out" }]} />
       <${Chart} title="Time to commit" columns=${history.cluster} version=${now.time_ms} format=${milliseconds} lines=${[{ name: "produce_p50_ms", label: "p50" }, { name: "produce_p99_ms", label: "p99" }]} />
       <${Chart} title="Lag of consumers" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "lag_records", label: "records" }]} />
-      <${Chart} title="Partitions in need" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "under_replicated", label: "under-replicated" }, { name: "leaderless", label: "without leader" }]} />
+      <${Chart} title="Unhealthy partitions" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "under_replicated", label: "under-replicated" }, { name: "leaderless", label: "without leader" }]} />
       <${Chart} title="CPU" columns=${history.cpu} version=${now.time_ms} format=${percent} least=${0.05} lines=${nodeLines(now)} />
     </div>
     <${Nodes} now=${now} />
@@ -58,7 +58,7 @@ function Numbers({ now }) {
     ["p99 commit", milliseconds(at("produce_p99_ms")), ""],
     ["Lag", count(at("lag_records"), true), "#/consumers"],
     ["Consumers", count(now.consumers), "#/consumers"],
-    ["Moves", count(now.moves_total), "#/cluster"],
+    ["Moves", count(now.moves_total), "#/cluster/moves"],
   ];
   return html`<dl class="numbers">${numbers.map(([title, value, link]) => html`<div><dt>${title}</dt><dd>${link ? html`<a href=${link}>${value}</a>` : value}</dd></div>`)}</dl>`;
 }
@@ -72,7 +72,7 @@ function Nodes({ now }) {
     { title: "State", cell: (node) => html`<${NodeState} node=${node} />` },
     { title: "Roles", cell: (node) => `${node.is_primary ? "primary, " : ""}${node.roles.join(", ")}` },
     { title: "Rack", cell: (node) => node.rack || "–" },
-    { title: "Leads", isNumber: true, cell: (node) => `${count(node.leads)} / ${count(node.replicas)}` },
+    { title: "Leads / replicas", isNumber: true, cell: (node) => `${count(node.leads)} / ${count(node.replicas)}` },
     { title: "In", isNumber: true, cell: (node) => perSecond(value(node, "in_records")) },
     { title: "CPU", isNumber: true, cell: (node) => percent(value(node, "cpu")) },
     { title: "Memory", isNumber: true, cell: (node) => bytes(value(node, "memory_bytes")) },
@@ -93,7 +93,7 @@ export function NodeState({ node }) {
 
 function RecentEvents() {
   const recent = useStore(events).slice(0, 10);
-  return html`<${Card} title="Lately" actions=${html`<a href="#/cluster/events">all events</a>`}><${EventList} events=${recent} /><//>`;
+  return html`<${Card} title="Recent events" actions=${html`<a href="#/cluster/events">all events</a>`}><${EventList} events=${recent} /><//>`;
 }
 
 /** @param {{ events: import("./state.js").Event_[] }} properties */

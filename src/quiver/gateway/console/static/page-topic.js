@@ -7,7 +7,7 @@ import { placement, skew } from "./partitions.js";
 import { RecordsTab } from "./records.js";
 import { api, update } from "./state.js";
 import { useStore } from "./store.js";
-import { Badge, Card, Check, Dialog, ErrorNote, Field, Form, Table, TypedConfirmation, tell } from "./ui.js";
+import { Badge, Card, Check, Dialog, ErrorNote, Field, Form, NoPage, Table, TypedConfirmation, tell } from "./ui.js";
 
 const TABS = [["partitions", "Partitions"], ["records", "Records"], ["consumers", "Consumers"], ["configuration", "Configuration"]];
 
@@ -36,10 +36,10 @@ export function TopicPage({ topic, tab }) {
     location.hash = "#/topics";
   };
   return html`<nav class="crumbs" aria-label="Where"><a href="#/topics">Topics</a> / </nav>
-    <div class="title"><h1>${topic}</h1><div class="buttons">
+    <div class="title"><h1>${topic}</h1>${value && html`<div class="buttons">
       <button class="quiet danger-text" onClick=${() => setDialog("delete")}>Delete topic</button>
       <button class="primary" onClick=${() => setDialog("produce")}>Produce record</button>
-    </div></div>
+    </div>`}</div>
     <nav class="tabs" aria-label="Views of the topic"><ul>
       ${TABS.map(([name, title]) => html`<li><a href=${`${topicLink(topic)}/${name}`} aria-current=${tab === name ? "page" : undefined}>${title}</a></li>`)}
     </ul></nav>
@@ -54,7 +54,8 @@ function Tab({ tab, topic, reload }) {
   if (tab === "records") return html`<${RecordsTab} topic=${topic.topic} partitions=${topic.partitions.length} />`;
   if (tab === "consumers") return html`<${ConsumersTab} topic=${topic.topic} />`;
   if (tab === "configuration") return html`<${ConfigurationTab} topic=${topic} reload=${reload} />`;
-  return html`<${PartitionsTab} topic=${topic} />`;
+  if (tab === "partitions") return html`<${PartitionsTab} topic=${topic} />`;
+  return html`<${NoPage} />`;
 }
 
 const LETTERS = { leader: "L", "in sync": "S", "catching up": "C", unknown: "?", "": "" };

@@ -13,7 +13,7 @@ export function topicLink(name) {
 /** @type {import("./ui.js").Column[]} */
 const COLUMNS = [
   { title: "Topic", width: "minmax(180px, 3fr)", sort: (row) => row.topic, cell: (row) => html`<a href=${topicLink(row.topic)}>${row.topic}</a>` },
-  { title: "Partitions", width: "100px", isNumber: true, sort: (row) => row.partitions, cell: (row) => `${row.partitions} × ${row.replicas}` },
+  { title: "Partitions", width: "100px", isNumber: true, sort: (row) => row.partitions, cell: (row) => html`<span title=${`${row.partitions} with ${row.replicas} replicas each`}>${row.partitions} × ${row.replicas}</span>` },
   { title: "Records", width: "120px", isNumber: true, sort: (row) => row.records ?? null, cell: (row) => count(row.records) },
   { title: "Size", width: "100px", isNumber: true, sort: (row) => row.bytes ?? null, cell: (row) => bytes(row.bytes) },
   { title: "In", width: "100px", isNumber: true, sort: (row) => row.records_per_second ?? null, cell: (row) => (row.records_per_second === undefined ? "–" : `${count(row.records_per_second, true)}/s`) },

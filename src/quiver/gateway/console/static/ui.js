@@ -222,6 +222,11 @@ export function Badge({ level, children }) {
   return html`<span class=${`badge ${level}`}>${children}</span>`;
 }
 
+/** What is shown in place of a page, or of a view of one, that does not exist. */
+export function NoPage() {
+  return html`<p class="empty">There is nothing at this address. <a href="#/">Go to the overview.</a></p>`;
+}
+
 /** @param {{ title: string, level?: 2 | 3, actions?: unknown, children?: unknown }} properties */
 export function Card({ title, actions, children }) {
   return html`<section class="card"><header><h2>${title}</h2><div class="buttons">${actions}</div></header>${children}</section>`;
