@@ -17,7 +17,7 @@ from quiver.model import NodeId, TopicId
 from quiver.partition import Meters, Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
-from quiver.storage import DiskSpace
+from quiver.storage import DiskSpace, LogStatus
 
 REPLICAS_PER_SLICE = 50
 """Replicas that are read without giving up the event loop: about 1 ms."""
@@ -44,6 +44,7 @@ class ReplicaTotals:
         self.hibernating = 0
         self.snapshot_age_ms = 0
         self.rebuilding: dict[NodeId, int] = {}
+        self.rebuild_bytes: dict[NodeId, int] = {}
         self.lags: dict[NodeId, int] = {}
 
     def add(self, replica: Replica, *, now_ms: int, wall_ms: int) -> None:
@@ -75,6 +76,14 @@ class ReplicaTotals:
             self.lags[peer.node] = self.lags.get(peer.node, 0) + behind
             if peer.node in status.learners:
                 self.rebuilding[peer.node] = self.rebuilding.get(peer.node, 0) + 1
+                left = estimate_bytes(log, entries=behind)
+                self.rebuild_bytes[peer.node] = self.rebuild_bytes.get(peer.node, 0) + left
+
+
+def estimate_bytes(log: LogStatus, *, entries: int) -> int:
+    """Return about how large the last `entries` of a log are, as if all of its entries were equally large."""
+    retained = log.end_index - log.first_index
+    return log.size_bytes * min(entries, retained) // retained if retained else 0
 
 
 async def collect(table: ReplicaTable, *, now_ms: int, wall_ms: int) -> ReplicaTotals:
@@ -152,6 +161,12 @@ def describe_totals(totals: ReplicaTotals) -> Iterable[MetricFamily]:
             "Replicas on another node that leaders on this node are rebuilding.",
             [((("peer", str(node)),), count) for node, count in sorted(totals.rebuilding.items())],
         ),
+        labelled(
+            "quiver_rebuild_remaining_bytes",
+            "gauge",
+            "About how many bytes these replicas still lack.",
+            [((("peer", str(node)),), left) for node, left in sorted(totals.rebuild_bytes.items())],
+        ),
     )
 
 
@@ -186,6 +201,16 @@ def describe_replication(replicator: Replicator, meters: Meters) -> Iterable[Met
             counters.leaderships_lost,
         ),
         counter("quiver_leader_transfers_total", "Leadership transfers that this node began.", counters.transfers),
+        counter(
+            "quiver_rebuild_sent_bytes_total",
+            "Bytes that this node read from its disk for replicas that it rebuilds.",
+            replicator.catch_up_limiter.sent_bytes,
+        ),
+        gauge(
+            "quiver_rebuild_bytes_per_second",
+            "Rate at which this node may rebuild replicas now.",
+            replicator.catch_up_limiter.bytes_per_second,
+        ),
         counter("quiver_tail_cache_hits_total", "Reads of records that memory answered.", replicator.tails.hits),
         counter("quiver_tail_cache_misses_total", "Reads of records that went to the disk.", replicator.tails.misses),
         gauge("quiver_tail_cache_bytes", "Memory of all tail caches.", replicator.tails.size_bytes),

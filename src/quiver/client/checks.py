@@ -255,7 +255,7 @@ def _check_disks(report: ClusterReport) -> Iterator[ClusterFinding]:
         if free is None or reserved is None or (free >= RESERVE_FACTOR * reserved and not waiting):
             continue
         is_full = free < reserved or bool(waiting)
-        sentence = f"its disk has {free / 1e9:.1f} GB free; below {reserved / 1e9:.1f} GB it refuses records"
+        sentence = f"its disk has {free / 1e6:,.0f} MB free; below {reserved / 1e6:,.0f} MB it refuses records"
         if waiting:
             sentence = f"its disk is full: {waiting:.0f} writes wait for room"
         yield ClusterFinding(

@@ -37,6 +37,8 @@ class CatchUpLimiter:
     """
 
     def __init__(self, clock: Clock, *, bytes_per_second: int) -> None:
+        self.sent_bytes = 0
+        """Bytes that have passed."""
         self._clock = clock
         self._bytes_per_ms_max = self._bytes_per_ms = bytes_per_second / 1000
         self._free_ms = 0.0
@@ -57,6 +59,7 @@ class CatchUpLimiter:
             if self._free_ms > now_ms:
                 await asyncio.sleep((self._free_ms - now_ms) / 1000)
             self._used_ms = self._clock.monotonic_ms()
+            self.sent_bytes += size_bytes
             self._free_ms = max(self._free_ms, self._used_ms) + size_bytes / self._bytes_per_ms
 
     def add_commit(self, latency_s: float) -> None:

@@ -21,6 +21,7 @@ from quiver.metadata import (
     PromoteMove,
     RestoreTopicCommand,
 )
+from quiver.metrics import MetricReader
 from quiver.model import NodeId, PartitionId, TopicId
 from quiver.testing.raft_ablations import Safeguard, disabled
 
@@ -134,6 +135,29 @@ def test_partition_gets_one_replica_more() -> None:
         await wait_moved(cluster, topic_id, 1, 2, 3)
 
     simulate(test)
+
+
+def test_metrics_show_how_many_bytes_a_rebuild_still_lacks() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, batches=30)
+        leader = await cluster.wait_leader(topic_id)
+        assert await left_bytes(leader) is None
+        await cluster.begin_move(topic_id, source=None, target=3)
+        await cluster.wait(lambda: learners(leader, topic_id) or None)
+        seen = [await left_bytes(leader)]
+        while learners(leader, topic_id):
+            await asyncio.sleep(0.2)
+            seen.append(await left_bytes(leader))
+        falling = [left for left in seen if left is not None]
+        assert len(set(falling)) > 3, seen
+        assert falling[-1] < falling[0] / 2
+        size_bytes = await read_metric(leader, "quiver_partition_log_bytes") or 0
+        assert size_bytes / 2 < falling[0] <= size_bytes
+        assert await left_bytes(leader) is None
+        assert size_bytes / 2 < (await read_metric(leader, "quiver_rebuild_sent_bytes_total") or 0) < 2 * size_bytes
+
+    slow = msgspec.structs.replace(SETTINGS.replication, catch_up_bytes_per_second=1024, append_bytes_max=1024)
+    simulate(test, settings=msgspec.structs.replace(SETTINGS, replication=slow))
 
 
 def test_partition_that_never_had_a_leader_can_be_moved() -> None:
@@ -331,6 +355,15 @@ def emptied_ms(node: Node) -> int:
 def voters(node: Node, topic_id: TopicId) -> tuple[NodeId, ...]:
     assert node.broker is not None
     return node.broker.describe_replicas(topic_id)[0].voters
+
+
+async def read_metric(node: Node, name: str) -> float | None:
+    assert node.broker is not None
+    return MetricReader(await node.broker.metrics()).total(name)
+
+
+async def left_bytes(node: Node) -> float | None:
+    return await read_metric(node, "quiver_rebuild_remaining_bytes")
 
 
 def learners(node: Node, topic_id: TopicId) -> tuple[NodeId, ...]:

@@ -29,6 +29,7 @@ def test_bytes_pass_in_order_at_the_rate_and_idle_time_is_not_saved_up() -> None
         sends = [loop.create_task(send(name, size, pace)) for name, size in (("a", 500), ("b", 1000), ("c", 1))]
         await asyncio.wait(sends)
         await send("d", 10, pace)
+        assert pace.sent_bytes == 1511
 
     loop.run_until_complete(main())
     loop.close()
