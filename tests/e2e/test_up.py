@@ -160,3 +160,15 @@ def test_data_directory_belongs_to_one_node_of_one_cluster(tmp_path: Path, first
         )
         assert run.returncode == 2
         assert message in run.stderr
+
+
+def test_node_that_cannot_start_is_reported_with_its_log_and_what_to_do(tmp_path: Path, first_port: int) -> None:
+    with running(tmp_path / "one", first_port, "--nodes", "1") as up:
+        ports = ("--http-port", str(up.http_port), "--wire-port", str(up.wire_port))
+        command = (*QUIVER, "up", "--nodes", "1", "--data", str(tmp_path / "two"), *ports)
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert run.returncode == 3
+        assert run.stderr.startswith("error not_started: node 1 did not become ready")
+        assert "cannot listen on" in run.stderr
+        assert run.stderr.rstrip().splitlines()[-1].startswith("  what to do: correct what the end of the node's log")
+        assert up.stop() == 0

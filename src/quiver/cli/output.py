@@ -64,6 +64,7 @@ _ADVICE = {
     "backup_incomplete": "use another backup, or repeat `quiver backup create` with an empty folder",
     "disk_full": "free space: `quiver doctor` names the nodes, `quiver hold list` and `quiver consumer lag` what keeps "
     "old records; then run the command again",
+    "not_started": "correct what the end of the node's log names, and run the command again",
     "not_reached": "start the node at that address, or correct the address; `quiver doctor` shows which nodes of a "
     "cluster do not answer, `quiver up` starts a cluster on this machine",
     "unknown_version": "a newer program wrote it: upgrade this one, and run the command again",

@@ -230,9 +230,8 @@ async def _wait_all_ready(children: list[_Child], stopping: asyncio.Future[Any])
 
 
 def _not_ready(plan: NodePlan) -> UnavailableError:
-    return UnavailableError(
-        f"node {plan.node} did not become ready; the end of {plan.log_path}:\n{_tail(plan.log_path)}"
-    )
+    sentence = f"node {plan.node} did not become ready; the end of {plan.log_path}:"
+    return UnavailableError(f"{sentence}\n{_tail(plan.log_path)}", code="not_started")
 
 
 def _print_nodes(children: list[_Child], *, security: str) -> None:
