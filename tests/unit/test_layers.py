@@ -28,6 +28,7 @@ LAYERS = (
     ("metrics",),
     ("config",),
     ("logs",),
+    ("tls_acceptor",),
     ("faults", "loop_watchdog"),
     ("record",),
     ("tracing",),

@@ -20,6 +20,8 @@ from quiver.addresses import Address, format_address
 from quiver.errors import ConfigError
 from quiver.logs import RateLimitedLogger
 from quiver.model import NodeId
+from quiver.tasks import TaskScope
+from quiver.tls_acceptor import TlsAcceptor
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection, NetworkContext, PeerTraffic
 from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind
 from quiver.wire.handshake import (
@@ -43,8 +45,10 @@ logger = logging.getLogger(__name__)
 class Listener:
     """Accept connections from other nodes."""
 
-    def __init__(self, context: NetworkContext, server_context: ssl.SSLContext | None) -> None:
+    def __init__(self, context: NetworkContext, server_context: ssl.SSLContext | None, tasks: TaskScope) -> None:
+        """`tasks`: what TLS handshakes run in."""
         self.context = context
+        self._tasks = tasks
         self._server_context = server_context
         self.warnings = RateLimitedLogger(logger, context.clock)
         self.refused = 0
@@ -57,7 +61,7 @@ class Listener:
         self._check: asyncio.TimerHandle | None = None
         self.evicted = 0
         self.peers: dict[NodeId, IncomingConnection] = {}
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsAcceptor | None = None
 
     async def bind(self, host: str, port: int) -> Address:
         """Bind the address, without accepting yet; return it, with the actual port if 0 was given.
@@ -65,22 +69,27 @@ class Listener:
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        loop = asyncio.get_running_loop()
-        handshake_timeout_s = self.context.settings.handshake_timeout_ms / 1000
         try:
-            self._server = await loop.create_server(
-                lambda: IncomingConnection(self),
-                host,
-                port,
-                start_serving=False,
-                ssl=self._server_context,
-                ssl_handshake_timeout=handshake_timeout_s if self._server_context else None,
-                ssl_shutdown_timeout=CLOSE_TIMEOUT_S if self._server_context else None,
-            )
+            self._server = await self._bind(host, port)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
         return bound_host, bound_port
+
+    async def _bind(self, host: str, port: int) -> asyncio.Server | TlsAcceptor:
+        if self._server_context is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(lambda: IncomingConnection(self), host, port, start_serving=False)
+        acceptor = TlsAcceptor(
+            lambda: IncomingConnection(self),
+            self._server_context,
+            tasks=self._tasks,
+            clock=self.context.clock,
+            timeout_s=self.context.settings.handshake_timeout_ms / 1000,
+            shutdown_timeout_s=CLOSE_TIMEOUT_S,
+        )
+        await acceptor.bind(host, port)
+        return acceptor
 
     async def serve(self) -> None:
         """Start accepting."""

@@ -127,7 +127,8 @@ class PeerNetwork:
         server_context = make_server_context(tls)
         self.tls_contexts = (self._context.client_context, server_context)
         """The TLS contexts for dialling and accepting; None: without TLS."""
-        self._listener = Listener(self._context, server_context)
+        self._tasks = TaskScope(self.close)
+        self._listener = Listener(self._context, server_context, self._tasks)
         self._links = {peer: Link(peer, address, self._context) for peer, address in peers.items()}
         self._traffic: dict[NodeId, PeerTraffic] = {}
         self._messages_to_unknown = 0
@@ -137,7 +138,6 @@ class PeerNetwork:
         self._accepting = asyncio.Event()
         self._is_running = False
         self._is_closed = False
-        self._tasks = TaskScope(self.close)
         self._supervisor: asyncio.Task[None] | None = None
         self._runs: dict[NodeId, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None

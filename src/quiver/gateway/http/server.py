@@ -34,6 +34,7 @@ from quiver.gateway.http.connection import HttpConnection, PlainConnection, TlsC
 from quiver.gateway.http.messages import Application, HttpHead, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
 from quiver.tasks import TaskScope, timeout
+from quiver.tls_acceptor import TlsAcceptor
 from quiver.turns import TURN_STARTS, Flow, Turns
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ DROPPED_AFTER_S = 1.0
 """A request that waited this long for its turn is refused: its client may have given up, and others have not."""
 READ_BYTES = 64 * 1024
 """Bytes that are received from a connection with TLS at once: four records of the largest size."""
+HANDSHAKE_TIMEOUT_S = 10.0
+"""The longest time of a TLS handshake, while there is room for others."""
 _TICK_S = 0.25
 """Interval of the deadline check."""
 _BACKLOG = 1024
@@ -104,7 +107,7 @@ class HttpServer:
         self._clock = clock
         self._tls = tls
         self._on_answered = on_answered
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsAcceptor | None = None
         self._tasks = TaskScope(self._end)
         self._grace_ms = 0
         self._tick: asyncio.TimerHandle | None = None
@@ -130,14 +133,23 @@ class HttpServer:
         host, port = self.address
         connection = PlainConnection if self._tls is None else TlsConnection
         try:
-            self._server = await self.loop.create_server(
-                lambda: connection(self), host, port, backlog=_BACKLOG, ssl=self._tls, start_serving=False
-            )
+            self._server = await self._bind(lambda: connection(self), host, port)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
         self.address = self._server.sockets[0].getsockname()[:2]
         await self._tasks.__aenter__()
         return self
+
+    async def _bind(
+        self, make_connection: Callable[[], HttpConnection], host: str, port: int
+    ) -> asyncio.Server | TlsAcceptor:
+        if self._tls is None:
+            return await self.loop.create_server(make_connection, host, port, backlog=_BACKLOG, start_serving=False)
+        acceptor = TlsAcceptor(
+            make_connection, self._tls, tasks=self._tasks, clock=self._clock, timeout_s=HANDSHAKE_TIMEOUT_S
+        )
+        await acceptor.bind(host, port)
+        return acceptor
 
     async def serve(self) -> None:
         """Start accepting."""
