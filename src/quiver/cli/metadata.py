@@ -53,7 +53,8 @@ def metadata() -> None:
 def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json: bool) -> None:
     """Print each change: its index (the transaction's id), time, request, subject, broker and the principal that asked.
 
-    Entries before the newest snapshot may be compacted away; the database contains their effect.
+    Entries before the newest snapshot may be compacted away; the database contains their effect. A request that was
+    refused when it was applied, such as a third token of a user, is an entry, too: the audit log has the outcome.
     """
     nodes = find_nodes(data)
     directory = next((path for path, identity in nodes.items() if node in (None, identity.node)), None)
