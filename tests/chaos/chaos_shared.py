@@ -51,6 +51,8 @@ class ProcessKeeper(Client):
         if process.poll() is not None:
             self._require_clean()
             self._start()
+        elif not self._is_at_work:
+            return
         elif draw < self.p_kill:
             process.kill()
             process.wait()
@@ -91,6 +93,16 @@ class ProcessKeeper(Client):
         return f"{self.name}.{self._lives}"
 
     @property
+    def _is_at_work(self) -> bool:
+        """Whether it has recorded something; on a busy machine it would be killed before that, time after time."""
+        history = self._history
+        return history.exists() and history.stat().st_size > 0
+
+    @property
+    def _history(self) -> Path:
+        return self._directory / f"{self.proc}.jsonl"
+
+    @property
     def _stop_file(self) -> Path:
         return self._directory / "stop"
 
@@ -103,7 +115,7 @@ class ProcessKeeper(Client):
         self._lives += 1
         with self._output.open("wb") as output:
             command = [sys.executable, chaos_process.__file__, self.kind, self.proc]
-            command += [str(self._directory / f"{self.proc}.jsonl"), str(self._stop_file), self.workload.topic]
+            command += [str(self._history), str(self._stop_file), self.workload.topic]
             self._process = subprocess.Popen(
                 [*command, str(self.rng.random()), *self.workload.addresses],
                 stdin=subprocess.DEVNULL,

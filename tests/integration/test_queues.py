@@ -92,6 +92,19 @@ def test_threads_share_a_queue_while_a_leader_dies(local: LocalCluster, cluster:
     assert sum(one.ready + one.leased + one.waiting for one in left) <= len(unknown - seen.keys())
 
 
+def test_queue_of_a_topic_that_was_deleted_and_created_again(cluster: quiver.Cluster) -> None:
+    fill(cluster, "short-lived", 2)
+    (job,) = cluster.queue("short-lived", group="short").receive(timeout=10)
+    job.ack()
+    cluster.delete_topic("short-lived")
+    assert cluster.describe_queue("short").partitions == ()
+    fill(cluster, "short-lived", 1)
+    (job,) = cluster.queue("short-lived", group="short").receive(timeout=10)
+    assert (job.text, job.attempt) == ("job 0", 1)
+    job.ack()
+    assert [one.cursor for one in cluster.describe_queue("short").partitions] == [1]
+
+
 def test_curl_is_enough_to_work(local: LocalCluster, cluster: quiver.Cluster) -> None:
     fill(cluster, "curled", 3)
     queue = {"topic": "curled", "group": "curled"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from msgspec import Meta
 
 from quiver.client.options import TIME_MS_MAX, check_options, to_ms
 from quiver.client.thread import run_in_daemon_thread
-from quiver.errors import RequestError
+from quiver.errors import OutOfRangeError, RequestError
 from quiver.groups.limits import SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
 
 OnPartitions = Callable[[Sequence[tuple[str, int]]], object]
@@ -73,22 +74,40 @@ def parse_member(
             )
             raise RequestError(message, code="no_group")
         return None
+    if not group:
+        raise OutOfRangeError("not done: the group has no name; give one: group='billing'")
     options = GroupOptions(
         group=group,
         instance=instance,
         rack=rack,
-        session_timeout_ms=to_ms(session_timeout, "session_timeout"),
-        processing_ms_max=None if max_processing_time is None else to_ms(max_processing_time, "max_processing_time"),
+        session_timeout_ms=_to_bounded_ms(
+            session_timeout, "session_timeout", ms_min=SESSION_TIMEOUT_MS_MIN, ms_max=SESSION_TIMEOUT_MS_MAX
+        ),
+        processing_ms_max=None
+        if max_processing_time is None
+        else _to_bounded_ms(max_processing_time, "max_processing_time", ms_min=1, ms_max=TIME_MS_MAX),
         commits_on_release=commits_on_release,
     )
     check_options(options)
     return Member(options, on_assign, on_revoke)
 
 
-def run_in_thread(callback: OnPartitions | None) -> OnPartitions | None:
+def _to_bounded_ms(seconds: float, name: str, *, ms_min: int, ms_max: int) -> int:
+    ms = to_ms(seconds, name)
+    if not ms_min <= ms <= ms_max:
+        raise OutOfRangeError(
+            f"not done: {name}={seconds!r} is out of range; allowed are {ms_min / 1000:g} to {ms_max / 1000:g} seconds"
+        )
+    return ms
+
+
+def run_in_thread(callback: OnPartitions | None, name: str) -> OnPartitions | None:
     """Return a callback that runs a blocking one in another thread, where it may call its client."""
     if callback is None:
         return None
+    if inspect.iscoroutinefunction(callback):
+        message = f"not done: {name} is a coroutine function, which a blocking consumer cannot await"
+        raise RequestError(f"{message}; pass another one, or use quiver.connect_async()", code="bad_argument")
 
     async def call(places: Sequence[tuple[str, int]]) -> None:
         await run_in_daemon_thread(partial(callback, places))

@@ -98,7 +98,9 @@ def to_ms(seconds: float, name: str) -> int:
         shown = f"{seconds!r:.60} ({type(seconds).__name__})"
         raise RequestError(f"not done: {name}={shown}; pass a number of seconds (int or float)", code="bad_argument")
     if not 0 <= seconds <= TIME_MS_MAX / 1000:
-        raise OutOfRangeError(f"{name}={seconds!r} is out of range; allowed are 0 to {TIME_MS_MAX // 1000} seconds")
+        raise OutOfRangeError(
+            f"not done: {name}={seconds!r} is out of range; allowed are 0 to {TIME_MS_MAX // 1000} seconds"
+        )
     return round(seconds * 1000)
 
 
@@ -115,4 +117,4 @@ def check_options(options: msgspec.Struct) -> None:
     try:
         msgspec.convert(msgspec.structs.asdict(options), type(options))
     except msgspec.ValidationError as error:
-        raise OutOfRangeError(f"invalid option: {error}") from None
+        raise OutOfRangeError(f"not done: invalid option: {error}") from None

@@ -396,8 +396,11 @@ class QueueCore:
 
         Raises:
             FencedError: some were delivered to other workers, or are settled (`stale_receipt`); others are extended.
+            ConflictError: one was settled before (`job_settled`); none was extended.
         """
         jobs = list(dict.fromkeys(jobs))  # no record is named twice in a request
+        for job in jobs:
+            job.check_unsettled()
         lasting_ms = self._lease_ms if lease_ms is None else lease_ms
         ends_ms = self._clock.monotonic_ms() + lasting_ms
         stale = await self._send("extend", jobs, lasting_ms)
@@ -471,6 +474,7 @@ class QueueCore:
         return is_due and now_ms < until_ms and not job.is_extending and not job.is_settled
 
     async def _extend_quietly(self, jobs: list[LeasedJob]) -> None:
+        jobs = [job for job in jobs if not job.is_settled]
         for job in jobs:
             job.is_extending = True
         try:

@@ -103,7 +103,12 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
 
     def check_settled(self, kind: SettleKind) -> None:
         """Raise `ConflictError` unless the job was settled in this way before. For use inside the SDK only."""
-        if self.settled == kind:
+        if self.settled != kind:
+            self.check_unsettled()
+
+    def check_unsettled(self) -> None:
+        """Raise `ConflictError` if the job was settled, or is being settled. For use inside the SDK only."""
+        if self.settled is None:
             return
         was = _PAST.get(self.settled or "")
         state = "is being settled by another call" if was is None else f"was {was} before"

@@ -265,8 +265,8 @@ class Cluster(ClusterQueues, ClusterAdministration):
             session_timeout=session_timeout,
             max_processing_time=max_processing_time,
             commit_on_release=commit_on_release,
-            on_assign=run_in_thread(on_assign),
-            on_revoke=run_in_thread(on_revoke),
+            on_assign=run_in_thread(on_assign, "on_assign"),
+            on_revoke=run_in_thread(on_revoke, "on_revoke"),
         )
         return Consumer(self._run(opening), self._thread)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quiver.model import TOPIC_NAME_LENGTH_MAX
+from quiver.model import TOPIC_NAME_LENGTH_MAX, TOPIC_NAME_PATTERN
 
 LEASE_MS_MAX = 12 * 3_600_000
 """Longest lease, also after it was extended: a record of a worker that is gone comes back within this time."""
@@ -23,6 +24,7 @@ IN_FLIGHT_MAX = 100_000
 """Highest `in_flight_max`: the state of a partition has room for it whatever the order of acknowledgements is."""
 MULTIPLIER_MAX = 100.0
 
+_TOPIC_NAME = re.compile(TOPIC_NAME_PATTERN)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 QueueOrder = Literal["offset", "key"]
@@ -55,6 +57,16 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         except OverflowError:
             delay_ms = self.backoff_max_ms if self.backoff_ms else 0
         return int(min(delay_ms, self.backoff_max_ms))
+
+
+def find_dead_letter_fault(settings: QueueSettings, topics: Iterable[str]) -> str:
+    """Return why a queue of these topics cannot have its dead letters where its settings say; empty: it can."""
+    name = settings.dead_letter_topic
+    if name and not _TOPIC_NAME.fullmatch(name):
+        return f"{name!r} is no name of a topic: those have letters, digits, '.', '_' and '-'"
+    if name and name in topics:
+        return f"{name!r} is a topic of the queue itself, which would receive its dead letters again"
+    return ""
 
 
 def dead_letter_topic_of(settings: QueueSettings, *, topic: str, group: str) -> str:

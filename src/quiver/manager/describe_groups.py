@@ -14,6 +14,7 @@ from quiver.metadata import (
     GroupRow,
     OwnedPartition,
     StartFrom,
+    TopicState,
     View,
 )
 from quiver.model import PartitionId, TopicId
@@ -53,9 +54,14 @@ def describe_groups(view: View, asked: DescribeGroups) -> GroupsFound:
     return GroupsFound(groups=groups, index=view.index)
 
 
+def find_topics(view: View, consumer: ConsumerRow) -> tuple[str, ...]:
+    """Return the names of a group's topics; a deleted one keeps its registrations, but another may have its name."""
+    topics = (view.topics.get(topic_id) for topic_id in {one.topic_id for one in consumer.registrations})
+    return tuple(sorted(one.name for one in topics if one is not None and one.state is TopicState.ACTIVE))
+
+
 def _group(view: View, consumer: ConsumerRow, *, with_members: bool) -> GroupInfo:
-    topics = {one.topic_id for one in consumer.registrations}
-    names = tuple(sorted(view.topics[topic_id].name for topic_id in topics if topic_id in view.topics))
+    names = find_topics(view, consumer)
     group = view.consumer_groups.get(consumer.consumer_id)
     if group is None:
         return GroupInfo(group=consumer.request_id, group_id=consumer.consumer_id, topics=names)

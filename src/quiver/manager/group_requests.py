@@ -6,14 +6,15 @@ refuses what is invalid by stable code.
 
 from __future__ import annotations
 
+import re
 from typing import Any, assert_never, get_args
 
 import msgspec
 
 from quiver.clock import Clock
 from quiver.errors import NotFoundError, OutOfRangeError
-from quiver.groups.settings import QueueSettings
-from quiver.manager.describe_groups import describe_assignment
+from quiver.groups.settings import QueueSettings, find_dead_letter_fault
+from quiver.manager.describe_groups import describe_assignment, find_topics
 from quiver.manager.group_coordinator import GroupCoordinator
 from quiver.metadata import (
     ConfigureGroupCommand,
@@ -47,6 +48,8 @@ from quiver.wire.requests import Done, Response
 GroupChange = JoinGroup | GroupHeartbeat | LeaveGroup | ConfigureGroup | DeleteGroup | RestartGroup
 """Requests that only the primary serves."""
 GROUP_CHANGES: tuple[type[Any], ...] = get_args(GroupChange)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class GroupRequestHandler:
@@ -88,6 +91,9 @@ class GroupRequestHandler:
     async def _join(
         self, request: JoinGroup, identity: ConnectionIdentity, coordinator: GroupCoordinator
     ) -> GroupJoined:
+        _check_name(request.group)
+        if request.kind == "queue":
+            self._check_dead_letters(request.group, None, request.topics)
         registered = await self._store.submit(
             JoinGroupCommand(
                 now_ms=self._clock.wall_ms(),
@@ -113,6 +119,9 @@ class GroupRequestHandler:
         return GroupJoined(group_id=group_id, index=self._index, heartbeat_ms=heartbeat_ms)
 
     async def _configure(self, request: ConfigureGroup, identity: ConnectionIdentity) -> GroupConfigured:
+        _check_name(request.group)
+        settings = self._new_settings(request.group, request.settings)
+        self._check_dead_letters(request.group, settings, request.topics)
         configured = await self._store.submit(
             ConfigureGroupCommand(
                 now_ms=self._clock.wall_ms(),
@@ -121,7 +130,7 @@ class GroupRequestHandler:
                 topics=_selections(request.topics),
                 start=StartFrom(request.start),
                 group_kind=None if request.kind is None else GroupKind(request.kind),
-                settings=self._new_settings(request.group, request.settings),
+                settings=settings,
                 takes_over=self._may_take_over(identity, request.group),
             )
         )
@@ -136,16 +145,29 @@ class GroupRequestHandler:
         given = {key: value for key, value in msgspec.structs.asdict(change).items() if value is not None}
         if not given:
             return None
-        view = self._store.view()
-        consumer = view.consumer(name)
-        group = None if consumer is None else view.consumer_groups.get(consumer.consumer_id)
-        known = QueueSettings() if group is None else group.settings
+        known, _ = self._find_queue(name)
         try:
             return msgspec.convert(msgspec.structs.asdict(known) | given, QueueSettings)
         except msgspec.ValidationError as error:
             raise OutOfRangeError(
                 f"not done: a setting of the queue is out of range: {error}", code="bad_group"
             ) from None
+
+    def _find_queue(self, name: str) -> tuple[QueueSettings, tuple[str, ...]]:
+        """Return a queue's settings and topics; those of a new one if there is none."""
+        view = self._store.view()
+        consumer = view.consumer(name)
+        if consumer is None:
+            return QueueSettings(), ()
+        group = view.consumer_groups.get(consumer.consumer_id)
+        return QueueSettings() if group is None else group.settings, find_topics(view, consumer)
+
+    def _check_dead_letters(self, name: str, settings: QueueSettings | None, topics: tuple[str, ...]) -> None:
+        """Raise `OutOfRangeError` if dead letters of a queue with further topics, and new settings, had no place."""
+        known, registered = self._find_queue(name)
+        if fault := find_dead_letter_fault(settings or known, (*registered, *topics)):
+            message = f"not done: dead_letter_topic of queue {name!r} is not valid: {fault}; choose another topic"
+            raise OutOfRangeError(message, code="bad_group")
 
     async def _restart(self, request: RestartGroup, identity: ConnectionIdentity) -> GroupRestarted:
         if self._store.view().consumer(request.group) is None:
@@ -171,6 +193,12 @@ class GroupRequestHandler:
     def _index(self) -> Index:
         """Return an index that covers everything submitted so far."""
         return self._store.applied_index
+
+
+def _check_name(group: str) -> None:
+    if _CONTROL.search(group):
+        message = f"not done: the name of group {group!r:.80} has control characters; leave them out"
+        raise OutOfRangeError(message, code="bad_group")
 
 
 def _selections(topics: tuple[str, ...]) -> tuple[TopicSelection, ...]:

@@ -13,7 +13,7 @@ from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.group_consumer import GroupConsumerCore
 from quiver.client.group_membership import MembershipView, find_changes
-from quiver.client.group_options import glob_of
+from quiver.client.group_options import glob_of, run_in_thread
 from quiver.errors import (
     ConflictError,
     FencedError,
@@ -611,12 +611,22 @@ def test_wrong_arguments_of_a_member_are_refused() -> None:
             for options in ({"name": "x"}, {"partitions": [1]}, {"consumer_id": 1}):
                 with pytest.raises(RequestError, match="a member of a group"):
                     await cluster.consumer("logs", group="billing", **options)
-            with pytest.raises(OutOfRangeError):
+            with pytest.raises(OutOfRangeError, match=r"not done: session_timeout=0\.5 .* 1 to 3600 seconds"):
                 await cluster.consumer("logs", group="billing", session_timeout=0.5)
-            with pytest.raises(OutOfRangeError):
+            with pytest.raises(OutOfRangeError, match=r"not done: max_processing_time=0 .* 0\.001 to"):
+                await cluster.consumer("logs", group="billing", max_processing_time=0)
+            with pytest.raises(OutOfRangeError, match="not done: the group has no name"):
                 await cluster.consumer("logs", group="")
 
     world.run(scenario())
+
+
+def test_coroutine_function_is_no_callback_of_a_blocking_consumer() -> None:
+    async def on_assign(places: Sequence[tuple[str, int]]) -> None:
+        raise AssertionError(places)
+
+    with pytest.raises(RequestError, match="on_assign is a coroutine function"):
+        run_in_thread(on_assign, "on_assign")
 
 
 # -- administration ----------------------------------------------------------------------------------

@@ -606,6 +606,23 @@ def test_topic_that_was_created_again_has_other_jobs() -> None:
     world.run(scenario())
 
 
+def test_settled_job_is_not_extended_and_the_error_says_so() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 2)
+            queue = await cluster.queue("jobs", group="workers", lease=10)
+            jobs = await queue.receive(2)
+            await jobs[0].ack()
+            for extending in (jobs[0].extend(), queue.extend(jobs)):
+                with pytest.raises(ConflictError, match="jobs/0:0 was acknowledged before"):
+                    await extending
+            await jobs[1].extend()
+
+    world.run(scenario())
+
+
 def test_batch_is_acknowledged_in_one_call_and_says_which_jobs_were_lost() -> None:
     world = World()
 

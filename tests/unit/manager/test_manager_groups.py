@@ -360,6 +360,41 @@ def test_queues_have_settings_and_no_members() -> None:
     work(test)
 
 
+def test_dead_letters_have_a_topic_that_the_queue_does_not_read() -> None:
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=2, other=2)
+        for name in ("logs", "a b"):
+            settings = QueueSettingsChange(dead_letter_topic=name)
+            with pytest.raises(OutOfRangeError, match="dead_letter_topic"):
+                await world.ask(ConfigureGroup(group="q", kind="queue", topics=("logs",), settings=settings))
+        assert world.view.consumer("q") is None
+        settings = QueueSettingsChange(dead_letter_topic="other")
+        await world.ask(ConfigureGroup(group="q", kind="queue", topics=("logs",), settings=settings))
+        for request in (
+            JoinGroup(group="q", topics=("other",), kind="queue"),
+            ConfigureGroup(group="q", topics=("other",)),
+            ConfigureGroup(group="q", settings=QueueSettingsChange(dead_letter_topic="logs")),
+        ):
+            with pytest.raises(OutOfRangeError, match="dead_letter_topic"):
+                await world.ask(request)
+
+    work(test)
+
+
+def test_deleted_topic_is_not_among_those_of_a_group_and_another_may_have_its_name() -> None:
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=2, other=2)
+        await world.ask(JoinGroup(group="g", topics=("logs", "other"), kind="queue"))
+        await world.submit(DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=10**15))
+        assert (await world.describe()).topics == ("other",)
+        await world.create("logs", 1)
+        assert (await world.describe()).topics == ("other",), "the new topic has no registration yet"
+        await world.ask(JoinGroup(group="g", topics=("logs",), kind="queue"))
+        assert (await world.describe()).topics == ("logs", "other")
+
+    work(test)
+
+
 def test_bad_joins_are_refused() -> None:
     async def test(world: GroupWorld) -> None:
         await world.prepare(logs=2)
@@ -373,6 +408,8 @@ def test_bad_joins_are_refused() -> None:
         ):
             with pytest.raises(RequestError):
                 await world.ask(request)
+        with pytest.raises(OutOfRangeError, match="control characters"):
+            await world.ask(ConfigureGroup(group="g\n", kind="queue", topics=("logs",)))
         assert world.view.consumer_groups == {}
 
     work(test)
