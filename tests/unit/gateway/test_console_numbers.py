@@ -130,7 +130,19 @@ def node(number: int, **facts: object) -> NodeFacts:
         ([node(1, is_ready=False, unready="it starts")], {}, "warning", "not ready: it starts"),
         ([node(1, disk_free_bytes=10, disk_reserved_bytes=100)], {}, "critical", "nearly full"),
         ([node(1, disk_free_bytes=150, disk_reserved_bytes=100)], {}, "warning", "nearly full"),
-        ([node(1, problems=3)], {"leaderless": 1}, "critical", "and 1 more"),
+        ([node(1, problems=3)], {"leaderless": 1}, "critical", "works there; 3 replicas on node 1 cannot serve."),
+        (
+            [node(1), node(2, is_alive=False, state="dead")],
+            {"under_replicated": 6},
+            "warning",
+            "Node 2 does not answer (state dead); 6 partitions under-replicated.",
+        ),
+        (
+            [node(1, problems=3), node(2, is_alive=False, state="dead")],
+            {"leaderless": 1, "under_replicated": 6},
+            "critical",
+            "works there; node 2 does not answer (state dead), and 2 more.",
+        ),
     ],
 )
 def test_health_is_one_sentence_with_the_worst_reason_first(

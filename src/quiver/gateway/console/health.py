@@ -43,19 +43,21 @@ def judge_health(
     leaderless: int,
     moves: int = 0,
 ) -> ConsoleHealth:
-    """Return the health that follows from the nodes' reports."""
-    reasons = [
+    """Return the health that follows from the nodes' reports: what is critical first, causes before effects."""
+    dead = [node for node in nodes if not node.is_alive]
+    reasons: list[tuple[HealthLevel, str]] = [
+        *(("warning", f"node {node.node} does not answer (state {node.state})") for node in dead),
         *_judge_cluster(primary=primary, leaderless=leaderless, under_replicated=under_replicated, moves=moves),
-        *(reason for node in nodes for reason in _judge_node(node)),
+        *(reason for node in nodes if node.is_alive for reason in _judge_node(node)),
     ]
     reasons.sort(key=lambda reason: reason[0] != "critical")
     if not reasons:
         sentence = f"All is well: {_count(len(nodes), 'node')} up, {_count(partitions, 'partition')} in sync."
         return ConsoleHealth(level="ok", sentence=sentence, reasons=[])
-    more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return ConsoleHealth(
-        level=reasons[0][0], sentence=f"{_capitalize(reasons[0][1])}{more}.", reasons=reasons[:REASONS_MAX]
-    )
+    shown = [text for _, text in reasons[:2]]
+    more = f", and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+    sentence = f"{_capitalize('; '.join(shown))}{more}."
+    return ConsoleHealth(level=reasons[0][0], sentence=sentence, reasons=reasons[:REASONS_MAX])
 
 
 def _judge_cluster(
@@ -72,9 +74,6 @@ def _judge_cluster(
 
 def _judge_node(node: NodeFacts) -> Iterator[tuple[HealthLevel, str]]:
     name = f"node {node.node}"
-    if not node.is_alive:
-        yield "warning", f"{name} does not answer (state {node.state})"
-        return
     if node.state in ("draining", "drained"):
         yield "warning", f"{name} is {node.state}"
     if not node.is_ready:

@@ -42,7 +42,7 @@ function Health({ now }) {
   const { level, sentence, reasons } = now.health;
   return html`<section class=${`health ${level}`} aria-label="Health">
     <p role="status"><strong>${WORDS[level]}</strong> <span>${sentence}</span></p>
-    ${reasons.length > 1 && html`<ul>${reasons.map(([one, text]) => html`<li><${Badge} level=${one}>${one}<//> ${text}</li>`)}</ul>`}
+    ${reasons.length > 2 && html`<ul>${reasons.map(([one, text]) => html`<li><${Badge} level=${one}>${one}<//> ${text}</li>`)}</ul>`}
   </section>`;
 }
 
