@@ -117,13 +117,22 @@ def test_fresh_page_has_the_history_of_the_nodes(console: Console, orders: str) 
 
 
 def test_records_are_followed_live(console: Console, call: Callable[..., Any], orders: str) -> None:
-    call("POST", "/topics", {"topic_name": "live", "partitions": 1})
+    call("POST", "/topics", {"topic_name": "live", "partitions": 3})
     producer = call("POST", "/producer/register", {"topic": "live"})["producer_id"]
     page = console.open("topics/live/records")
     page.get_by_label("Follow live").check()
-    for text in ("first", "second"):
-        call("POST", "/producer/produce", {"topic": "live", "producer_id": producer, "message": f"{text} record"})
-        expect(table(page, "Records")).to_contain_text(f"{text} record")
+    to_live = {"topic": "live", "producer_id": producer}
+    for at in range(2):
+        for partition in range(3):
+            call("POST", "/producer/produce", {**to_live, "partition_id": partition, "message": f"{at}-{partition}"})
+            expect(table(page, "Records")).to_contain_text(f"{at}-{partition}")
+    page.get_by_label("Search").fill("found")
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_text("0 records, 6 looked at")).to_be_visible()
+    for partition, text in enumerate(("lost", "found", "lost")):
+        call("POST", "/producer/produce", {**to_live, "partition_id": partition, "message": text})
+    expect(table(page, "Records")).to_contain_text("found")
+    expect(page.get_by_text("1 records,")).to_be_visible()
 
 
 # -- work --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { keep, parseJson, toQuery } from "../../../src/quiver/gateway/console/static/browse.js";
+import { keep, mergeRanges, parseJson, toNextQuery, toQuery } from "../../../src/quiver/gateway/console/static/browse.js";
 import { Columns, HISTORY_MS, History, POINTS_MAX } from "../../../src/quiver/gateway/console/static/history.js";
 import { EventParser } from "../../../src/quiver/gateway/console/static/live.js";
 import { placement, skew } from "../../../src/quiver/gateway/console/static/partitions.js";
@@ -88,6 +88,15 @@ test("no record is kept twice, and the oldest make room", () => {
   const known = keep([], [record(0), record(1)], 3);
   assert.equal(keep(known, [record(1)], 3), known, "nothing new: nothing is drawn again");
   assert.deepEqual(keep(known, [record(1), record(2), record(3)], 3).map((one) => one.offset), [1, 2, 3]);
+});
+
+test("every partition is read on from its own position, and one that failed begins with the newest", () => {
+  const form = { key: "k", search: "", max: "1000" };
+  assert.deepEqual(toNextQuery(form, 2, 7), { partition_id: 2, key: "k", search: "", max: "1000", offset: 7 });
+  assert.deepEqual(toNextQuery(form, 2, undefined), { partition_id: 2, key: "k", search: "", max: "1000", from: "latest" });
+  const ranges = [0, 1].map((at) => ({ partition_id: at, next_offset: 1, end_offset: 1 }));
+  const more = { partition_id: 1, next_offset: 5, end_offset: 6 };
+  assert.deepEqual(mergeRanges(ranges, [more]), [ranges[0], more]);
 });
 
 test("JSON is recognized, and text that looks like it is text", () => {

@@ -35,6 +35,36 @@ export function toQuery({ partition, start, at, key, search, max }) {
 }
 
 /**
+ * Return the parameters that read a partition on; one that could not be read yet begins with the newest records. Pure.
+ *
+ * @param {{ key: string, search: string, max: string }} form
+ * @param {number} partition
+ * @param {number | undefined} offset
+ * @returns {Record<string, unknown>}
+ */
+export function toNextQuery({ key, search, max }, partition, offset) {
+  return { partition_id: partition, key, search, max: max || 100, ...(offset === undefined ? { from: "latest" } : { offset }) };
+}
+
+/**
+ * @typedef {object} Range
+ * @property {number} partition_id
+ * @property {number} next_offset
+ * @property {number} end_offset
+ * @property {string} [error] why it could not be read
+ */
+
+/**
+ * Return the ranges of all partitions, when some of them were read on. Pure.
+ *
+ * @param {Range[]} known
+ * @param {Range[]} more
+ */
+export function mergeRanges(known, more) {
+  return known.map((one) => more.find((each) => each.partition_id === one.partition_id) ?? one);
+}
+
+/**
  * Return the records that are kept when more arrive: no record twice, the newest `max`. Pure.
  *
  * @param {Shown[]} known

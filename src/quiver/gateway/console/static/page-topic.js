@@ -26,7 +26,7 @@ async function findProducer(topic) {
 /** @param {{ topic: string, tab: string }} properties */
 export function TopicPage({ topic, tab }) {
   const path = `/topics/${encodeURIComponent(topic)}`;
-  const { value, error, reload } = useLoaded(() => api.get(path), [topic], 2000);
+  const { value, error, reload } = useLoaded(() => api.get(path), [topic, tab], tab === "partitions" ? 2000 : 0);
   const [dialog, setDialog] = useState("");
   const close = () => setDialog("");
   const remove = async () => {

@@ -2,13 +2,14 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
 import { withQuery } from "./api.js";
-import { keep, parseJson, toQuery } from "./browse.js";
+import { keep, mergeRanges, parseJson, toNextQuery, toQuery } from "./browse.js";
 import { bytes, count, hexDump, time, toBytes } from "./format.js";
 import { api } from "./state.js";
 import { Badge, Check, ErrorNote, Field, LongTable, save } from "./ui.js";
 
 const FOLLOW_MS = 1000;
 /** @typedef {import("./browse.js").Shown} Shown */
+/** @typedef {import("./browse.js").Range} Range */
 
 /** Characters of a value in the list. */
 const PREVIEW = 200;
@@ -24,23 +25,26 @@ function preview(record) {
 export function RecordsTab({ topic, partitions }) {
   const [form, setForm] = useState({ partition: "", start: "latest", at: "", key: "", search: "", max: "100" });
   const [records, setRecords] = useState(/** @type {Shown[]} */ ([]));
-  const [ranges, setRanges] = useState(/** @type {any[]} */ ([]));
+  const [ranges, setRanges] = useState(/** @type {Range[]} */ ([]));
   const [state, setState] = useState({ isBusy: false, error: /** @type {Error | null} */ (null), scanned: 0 });
   const [isFollowing, setIsFollowing] = useState(false);
   const [chosen, setChosen] = useState(/** @type {Shown | null} */ (null));
   const [format, setFormat] = useState("jsonl");
   const path = `/topics/${encodeURIComponent(topic)}/records`;
+  /** What was read last: to read on is to look for the same. */
+  const asked = useRef(form);
   const positions = useRef(/** @type {Map<number, number>} */ (new Map()));
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setForm((/** @type {any} */ old) => ({ ...old, [name]: value }));
 
   const take = (/** @type {any} */ answer, /** @type {boolean} */ isMore) => {
     setRecords((/** @type {Shown[]} */ old) => keep(isMore ? old : [], answer.records));
     for (const range of answer.partitions) if (!range.error) positions.current.set(range.partition_id, range.next_offset);
-    setRanges(answer.partitions);
+    setRanges((/** @type {Range[]} */ old) => (isMore ? mergeRanges(old, answer.partitions) : answer.partitions));
   };
   const read = async () => {
     setState({ isBusy: true, error: null, scanned: 0 });
     try {
+      asked.current = form;
       const answer = await api.get(path, toQuery(form));
       positions.current = new Map();
       take(answer, false);
@@ -50,11 +54,16 @@ export function RecordsTab({ topic, partitions }) {
     }
   };
   const readNext = async () => {
-    const wanted = ranges.filter((range) => !range.error).map((range) => range.partition_id);
-    for (const partition of wanted) {
-      const offset = positions.current.get(partition) ?? 0;
-      const answer = await api.get(path, { partition_id: partition, offset, key: form.key, search: form.search, max: form.max || 100 });
-      take({ ...answer, partitions: answer.partitions }, true);
+    for (const range of ranges) {
+      const partition = range.partition_id;
+      try {
+        take(await api.get(path, toNextQuery(asked.current, partition, positions.current.get(partition))), true);
+      } catch (error) {
+        const { code, message } = /** @type {import("./api.js").ApiError} */ (error);
+        if (code === "unreachable") throw error;
+        if (code === "trimmed") positions.current.delete(partition); // what is newest is still there
+        take({ records: [], partitions: [{ ...range, error: message }] }, true);
+      }
     }
   };
   useEffect(() => void read(), [topic]);
