@@ -305,7 +305,9 @@ class Broker:
         self._replica_manager.handle_fault(member, error)
 
     def _handle_open(self, hosted: HostedReplica, replica: Replica) -> None:
-        def handle_role(role: Role, _: Term, __: NodeId | None) -> None:
+        def handle_role(role: Role, _: Term, leader: NodeId | None) -> None:
+            if leader is not None:
+                self._table.note_leader(hosted.key)
             if role is Role.LEADER:
                 self._balancer.note_leader(hosted.key)
                 self._membership.enqueue(hosted.key)

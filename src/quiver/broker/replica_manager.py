@@ -70,9 +70,6 @@ ASKED_MS = 10_000
 """How long the replica of a deleted topic stays open for a node that asks for its group's members. Such a node asks
 again about every `RETRY_MS`, until the group has changed back and no longer counts it."""
 
-CAMPAIGN_DELAYS_MS = (0, 10, 30, 80, 200)
-"""When the preferred replica of a new group campaigns: the others open theirs at about the same time."""
-
 
 class ReplicaManager:
     """Opens, closes and removes this node's replicas."""
@@ -392,12 +389,7 @@ class ReplicaManager:
             hosted.opened_ms = self._clock.monotonic_ms()
             self._on_open(hosted, replica)
             if first_members is not None and row.replicas[0] == self._node:
-                self._campaign_early(hosted, replica)
-
-    def _campaign_early(self, hosted: HostedReplica, replica: Replica) -> None:
-        """Campaign immediately on the preferred replica of a new group, so that clients need not wait for a timeout."""
-        for delay_ms in CAMPAIGN_DELAYS_MS:
-            asyncio.get_running_loop().call_later(delay_ms / 1000, _campaign, hosted, replica)
+                replica.member.campaign()  # so that clients need not wait for a timeout
 
     async def _open_replica(
         self, row: PartitionRow, hosted: HostedReplica, first_members: Configuration | None
@@ -419,7 +411,12 @@ class ReplicaManager:
         self._joined.add(group)
         state = PartitionState(level_max=self._store.level_max)
         member = await self._replicator.open_member(
-            group, directory, state, is_encrypted=is_encrypted, is_synced=is_synced
+            group,
+            directory,
+            state,
+            is_encrypted=is_encrypted,
+            is_synced=is_synced,
+            is_patient=first_members is not None and row.replicas[0] != self._node,
         )
         logger.info(
             "replica opened",
@@ -511,11 +508,6 @@ _RETRIED = (ReplicaState.UNUSABLE, ReplicaState.STOPPED)
 
 def _is_to_open(hosted: HostedReplica | None) -> bool:
     return hosted is None or (hosted.state in _RETRIED and hosted.is_retried)
-
-
-def _campaign(hosted: HostedReplica, replica: Replica) -> None:
-    if hosted.replica is replica and replica.member.leader is None:
-        replica.member.campaign()
 
 
 def _is_active(view: View, row: PartitionRow) -> bool:

@@ -12,6 +12,7 @@ An open replica that met an entry of a newer program is shown as `needs_upgrade`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
 from heapq import nlargest
@@ -22,6 +23,7 @@ from quiver.metadata import PartitionRow, TopicState, View
 from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
 from quiver.replication import Successor, find_successors
+from quiver.tasks import timeout
 from quiver.wire.admin_messages import LAGS_MAX, LagInfo, ReplicaInfo
 
 PartitionKey = tuple[TopicId, PartitionId]
@@ -111,6 +113,8 @@ class ReplicaTable:
         self._silence_ms_max = silence_ms_max
         self._replicas: dict[PartitionKey, HostedReplica] = {}
         self._by_group: dict[GroupId, HostedReplica] = {}
+        self._elected: dict[PartitionKey, set[asyncio.Future[None]]] = {}
+        """Done when a leader is known: of the requests that wait for a new partition's first one."""
 
     def __iter__(self) -> Iterator[HostedReplica]:
         return iter(list(self._replicas.values()))
@@ -213,6 +217,40 @@ class ReplicaTable:
             )
             raise UnavailableError(message, code="opening")
         raise _not_leader(topic_id, partition_id, partition.leader if partition.leader != self._node else None)
+
+    async def wait_first_leader(self, key: PartitionKey, error: UnavailableError, *, wait_ms: float) -> Replica:
+        """Return this node's leading replica once a new partition has its first leader, instead of a refusal.
+
+        Of many new partitions each would be refused several times, and each refusal costs as much as serving it.
+
+        Raises:
+            UnavailableError: as `find_leader` does now or would later; immediately if there has been a leader.
+        """
+        partition = self._view().partitions.get(key)
+        is_new = partition is not None and not partition.epoch and partition.is_on(self._node)
+        is_led = isinstance(error, NotLeaderError) and error.leader is not None
+        hosted = self._replicas.get(key)
+        if not is_new or is_led or (hosted is not None and hosted.problem):
+            raise error
+        elected = asyncio.get_running_loop().create_future()
+        self._elected.setdefault(key, set()).add(elected)
+        try:
+            async with timeout(wait_ms / 1000):
+                await elected
+        except TimeoutError:
+            pass  # then `find_leader` says what is missing
+        finally:
+            if key in self._elected:
+                self._elected[key].discard(elected)
+                if not self._elected[key]:
+                    del self._elected[key]
+        return self.find_leader(*key)
+
+    def note_leader(self, key: PartitionKey) -> None:
+        """Wake the requests that wait for a leader: one is known."""
+        for elected in self._elected.pop(key, ()):
+            if not elected.done():
+                elected.set_result(None)
 
     def find_replica(self, topic_id: TopicId, partition_id: PartitionId) -> Replica:
         """Return this node's own replica of a partition, whether it leads or not.

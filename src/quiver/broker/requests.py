@@ -14,12 +14,13 @@ from quiver.broker.client_checks import check_consumer, check_has_consumers, che
 from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import ClientActivity
 from quiver.broker.queue_requests import QueueRequests
-from quiver.broker.replica_table import ReplicaTable
+from quiver.broker.replica_table import PartitionKey, ReplicaTable
 from quiver.clock import Clock
-from quiver.errors import NotLeaderError, TrimmedError
+from quiver.errors import NotLeaderError, TrimmedError, UnavailableError
 from quiver.metadata import Registration, StartFrom, View
 from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, GroupId, Offset
+from quiver.partition import Replica
 from quiver.record import decode_header
 from quiver.tracing import Tracing
 from quiver.wire.consumed_records import encode_consumed
@@ -103,10 +104,13 @@ class BrokerRequests:
 
     # -- producers -------------------------------------------------------------------------------
 
-    async def _produce(self, _: Caller, request: Produce, payload: memoryview) -> Answer:
+    async def _produce(self, caller: Caller, request: Produce, payload: memoryview) -> Answer:
         key = (request.topic_id, request.partition_id)
-        replica, view = self._table.find_leader(*key), self._view()
-        header = decode_header(payload)
+        try:
+            replica = self._table.find_leader(*key)
+        except UnavailableError as error:
+            replica = await self._wait_first_leader(caller, key, error)
+        view, header = self._view(), decode_header(payload)
         if header.producer_id != NO_PRODUCER:
             check_producer(view, header.producer_id, header.producer_epoch, key=key)
             self._clients.record("producer", header.producer_id)
@@ -114,13 +118,21 @@ class BrokerRequests:
         appended = await replica.append(payload, header, checked_index=view.index)
         return Produced(base_offset=appended.base_offset, is_duplicate=appended.is_duplicate), ()
 
-    async def _begin_epoch(self, _: Caller, request: BeginEpoch, __: memoryview) -> Answer:
+    async def _begin_epoch(self, caller: Caller, request: BeginEpoch, _: memoryview) -> Answer:
         key = (request.topic_id, request.partition_id)
-        replica, view = self._table.find_leader(*key), self._view()
+        try:
+            replica = self._table.find_leader(*key)
+        except UnavailableError as error:
+            replica = await self._wait_first_leader(caller, key, error)
+        view = self._view()
         check_producer(view, request.producer_id, request.epoch, key=key)
         self._clients.record("producer", request.producer_id)
         next_sequence = await replica.begin_epoch(request.producer_id, request.epoch, checked_index=view.index)
         return EpochBegun(next_sequence=next_sequence), ()
+
+    async def _wait_first_leader(self, caller: Caller, key: PartitionKey, error: UnavailableError) -> Replica:
+        wait_ms = caller.wait_ms(self._clock.monotonic_ms())
+        return await self._table.wait_first_leader(key, error, wait_ms=wait_ms)
 
     # -- readers ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.logs import RateLimitedLogger, facts
 from quiver.model import Buffer, GroupId, NodeId, Term
 from quiver.raft import Configuration, Knows, know_everyone
+from quiver.raft.messages import VoteRequest
 from quiver.replication.applier import prepare_restore
 from quiver.replication.catch_up import CatchUpLimiter
 from quiver.replication.codec import GroupMessage, ReceivedMessage, decode_envelope, encode_envelope
@@ -42,6 +43,11 @@ TICKS_PER_HEARTBEAT = 4
 """Most ticks in one heartbeat interval: deadlines in between share the next tick."""
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
 """Size at which the messages to a node in one turn are split into several envelopes; one message may exceed it."""
+PATIENCE_TIMEOUTS = 10
+"""Election timeouts for which the members of a new group leave its first election to one of them, unless a connection
+breaks: where many groups are opened together it may take seconds. Without it they compete, for rounds."""
+EARLY_GROUPS_MAX = 10_000
+"""Most groups whose pre-votes wait until they are opened."""
 
 
 class _Peer:
@@ -103,6 +109,10 @@ class Replicator:
         self._warnings = RateLimitedLogger(logger, clock)
         self._members: dict[GroupId, Member] = {}
         self._awake: dict[GroupId, Member] = {}
+        self._patient: set[GroupId] = set()
+        """New groups whose first election is left to another member, until they have a leader or waited in vain."""
+        self._early: dict[GroupId, dict[NodeId, GroupMessage]] = {}
+        """The last pre-vote of each sender for groups that are not open here: they may be about to be opened."""
         self._peers: dict[NodeId, _Peer] = {}
         self._dirty: list[NodeId] = []
         self._tasks = asyncio.TaskGroup()
@@ -148,10 +158,12 @@ class Replicator:
         bootstrap: Configuration | None = None,
         is_encrypted: bool = False,
         is_synced: bool = False,
+        is_patient: bool = False,
     ) -> Member:
         """Join a group with the files in `directory`; `bootstrap` names the first members of a new group.
 
         With `is_encrypted` new files are encrypted. With `is_synced` the files are those of `plan_files`, durable.
+        With `is_patient` another member of the new group campaigns as soon as it is open, and this one leaves it time.
 
         Raises:
             RequestError: the group is already open.
@@ -183,7 +195,10 @@ class Replicator:
             files.hard_state.close()
             raise
         self._members[group] = member
+        (self._patient.add if is_patient else self._patient.discard)(group)
         self.deadline_changed(member)
+        if group in self._early:  # the caller, who is not done with the new member yet, comes first
+            asyncio.get_running_loop().call_soon(self._deliver_early, group)
         return member
 
     async def make_member(
@@ -322,7 +337,16 @@ class Replicator:
             self._awake.pop(member.group, None)
         elif member.group in self._members:
             self._awake[member.group] = self._members[member.group]
-            self._timer.fire_by(member.next_deadline_ms)
+            self._timer.fire_by(member.next_deadline_ms + self._patience_ms(self._members[member.group]))
+
+    def _patience_ms(self, member: Member) -> int:
+        """Return how much later than its deadline a member is ticked."""
+        if member.group not in self._patient:
+            return 0
+        if member.leader is not None:
+            self._patient.discard(member.group)
+            return 0
+        return PATIENCE_TIMEOUTS * self._settings.election_timeout_ms
 
     # -- envelopes -------------------------------------------------------------------------------
 
@@ -351,6 +375,24 @@ class Replicator:
             member = self._members.get(received.message.group)
             if member is not None:
                 self._deliver(member, from_, received)
+            else:
+                self._keep_early(from_, received.message)
+
+    def _keep_early(self, from_: NodeId, message: GroupMessage) -> None:
+        """Keep a pre-vote until its group is opened: a new group's members are opened at about the same time.
+
+        For the members it is a message that was slow. A pre-vote changes nothing that is durable.
+        """
+        if isinstance(message.plain, VoteRequest) and message.plain.pre and self._knows(from_):
+            if message.group not in self._early and len(self._early) >= EARLY_GROUPS_MAX:
+                del self._early[next(iter(self._early))]
+            self._early.setdefault(message.group, {})[from_] = message
+
+    def _deliver_early(self, group: GroupId) -> None:
+        early, member = self._early.pop(group, {}), self._members.get(group)
+        for node, message in early.items():
+            if member is not None:
+                self._deliver(member, node, ReceivedMessage(message, [], memoryview(b"")))
 
     def _deliver(self, member: Member, from_: NodeId, received: ReceivedMessage) -> None:
         """Pass a message to its member; one that it cannot read does not keep the others from theirs."""
@@ -393,6 +435,7 @@ class Replicator:
         """Handle a broken connection: let members resend soon, and wake hibernating groups."""
         for member in list(self._members.values()):
             if member.has_member(node):
+                self._patient.discard(member.group)
                 member.peer_lost(node)
                 member.wake()
 
@@ -407,7 +450,8 @@ class Replicator:
         """Tick the members and peers that are due; return the next deadline."""
         for member in list(self._awake.values()):
             deadline_ms = member.next_deadline_ms
-            if deadline_ms is not None and deadline_ms <= now_ms:
+            if deadline_ms is not None and deadline_ms + self._patience_ms(member) <= now_ms:
+                self._patient.discard(member.group)
                 member.tick(now_ms)
         next_ms = now_ms + self._settings.heartbeat_interval_ms
         for node in sorted(self._peers):
@@ -417,7 +461,7 @@ class Replicator:
         for member in self._awake.values():
             deadline_ms = member.next_deadline_ms
             if deadline_ms is not None and deadline_ms < next_ms:
-                next_ms = deadline_ms
+                next_ms = min(next_ms, deadline_ms + self._patience_ms(member))
         return next_ms
 
     def _check_peer(self, node: NodeId, peer: _Peer, now_ms: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from broker_cluster import Cluster, simulate
+from broker_cluster import CALL_TIMEOUT_MS, Cluster, simulate
 
 from quiver.errors import (
     ConflictError,
@@ -186,3 +187,50 @@ def test_failover_loses_nothing_that_was_acknowledged() -> None:
         await cluster.wait_equal(topic_id, 1, 2, 3)
 
     simulate(test)
+
+
+def test_requests_wait_for_the_first_leader_of_a_new_partition() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (2, 1, 3))
+        request = produce(topic_id, known_index=cluster.known_index)
+        assert cluster.leader(topic_id) is None
+        served, refused = await asyncio.gather(
+            cluster.ask(2, request, [batch()]), refusal(cluster, 3, request, batch())
+        )
+        assert served[0].base_offset == 0
+        assert isinstance(refused, NotLeaderError)
+        assert refused.leader == NodeId(2), "the node that is asked does not lead: it names the first leader"
+
+    simulate(test)
+
+
+def test_a_new_partition_without_a_majority_refuses_within_the_deadline() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster[3].kill()
+        topic_id = await cluster.create_topic("logs", (2, 3))
+        error = await refusal(cluster, 2, produce(topic_id, known_index=cluster.known_index), batch())
+        assert isinstance(error, NotLeaderError)
+        assert error.leader is None
+
+    simulate(test)
+
+
+def test_a_partition_that_lost_its_leader_refuses_immediately() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (3, 2))
+        await cluster.produce(topic_id, b"a")
+        await cluster.wait(lambda: cluster[2].store.view().partitions[topic_id, PartitionId(0)].epoch)
+        cluster[3].kill()
+        await cluster.wait(lambda: not _knows_leader(cluster, topic_id))
+        began_ns = cluster.loop.now_ns
+        error = await refusal(cluster, 2, produce(topic_id, known_index=cluster.known_index), batch())
+        assert isinstance(error, NotLeaderError)
+        assert cluster.loop.now_ns - began_ns < CALL_TIMEOUT_MS * 1_000_000 // 10, "clients look for the next leader"
+
+    simulate(test)
+
+
+def _knows_leader(cluster: Cluster, topic_id: TopicId) -> bool:
+    broker = cluster[2].broker
+    assert broker is not None
+    return broker.describe_replicas(topic_id)[0].leader is not None

@@ -22,7 +22,7 @@ from quiver.errors import (
 from quiver.model import GroupId, Index, NodeId, Term
 from quiver.raft import Configuration, Entry, EntryKind, SendSnapshot
 from quiver.record import build_batch, build_control_batch
-from quiver.replication import CONTROL_STATE
+from quiver.replication import CONTROL_STATE, Member
 from quiver.replication.persistence import Persistence
 from quiver.storage import Lane
 from quiver.testing import Latency, SimulatedExecutor
@@ -573,3 +573,51 @@ async def test_member_forgets_no_configuration_for_one_that_is_only_committed(cl
             leader.member.change_membership(voters=tuple(cluster.nodes), learners=learners)
     assert any(durable < commit for _, durable, commit in seen), "else nothing was tried"
     assert all(settled <= durable for settled, durable, _ in seen)
+
+
+@simulate
+async def test_first_leader_of_a_new_group_is_the_one_that_campaigns(cluster: Cluster) -> None:
+    """However late the others open it: they hear what was asked before, and leave it the first election."""
+    timeout_s = cluster.settings.election_timeout_ms / 1000
+    groups = [GroupId(n) for n in range(2, 12)]
+    first_members = Configuration(voters=tuple(sorted(cluster.nodes)))
+
+    async def open_on(node: Node, *, is_patient: bool) -> None:
+        for group in groups:
+            files = f"{DIRECTORY}-{group}"
+            member = await node.replicator.open_member(
+                group, files, ValuesMachine(), bootstrap=first_members, is_patient=is_patient
+            )
+            members.setdefault(group, []).append(member)
+            if not is_patient:
+                member.campaign()
+
+    await cluster.leader()
+    members: dict[GroupId, list[Member]] = {}
+    preferred, *others = cluster.nodes.values()
+    await cluster.run_on(preferred, open_on(preferred, is_patient=False))
+    for node in others:
+        await asyncio.sleep(timeout_s / 8)
+        await cluster.run_on(node, open_on(node, is_patient=True))
+    await asyncio.sleep(timeout_s / 2)  # the last one hears of the leader with a heartbeat
+    for group in groups:
+        assert [member.leader for member in members[group]] == [preferred.id] * 3, "without any election timeout"
+        assert members[group][0].term == 1, "without any other election"
+
+
+@simulate
+async def test_patient_members_elect_a_leader_without_the_one_that_should_campaign(cluster: Cluster) -> None:
+    await cluster.leader()
+    group, (gone, *others) = GroupId(7), cluster.nodes.values()
+    first_members = Configuration(voters=tuple(sorted(cluster.nodes)))
+    gone.kill()
+    members = [
+        await cluster.run_on(
+            node,
+            node.replicator.open_member(
+                group, f"{DIRECTORY}-7", ValuesMachine(), bootstrap=first_members, is_patient=True
+            ),
+        )
+        for node in others
+    ]
+    await cluster.wait(lambda: any(member.is_ready for member in members))
