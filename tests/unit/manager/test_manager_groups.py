@@ -370,11 +370,12 @@ def test_dead_letters_have_a_topic_that_the_queue_does_not_read() -> None:
         assert world.view.consumer("q") is None
         settings = QueueSettingsChange(dead_letter_topic="other")
         await world.ask(ConfigureGroup(group="q", kind="queue", topics=("logs",), settings=settings))
-        for request in (
+        requests: tuple[Request[Any], ...] = (
             JoinGroup(group="q", topics=("other",), kind="queue"),
             ConfigureGroup(group="q", topics=("other",)),
             ConfigureGroup(group="q", settings=QueueSettingsChange(dead_letter_topic="logs")),
-        ):
+        )
+        for request in requests:
             with pytest.raises(OutOfRangeError, match="dead_letter_topic"):
                 await world.ask(request)
 
