@@ -43,6 +43,10 @@ def test_seeds_find_nothing(first: int) -> None:
         run_clean(seed)
 
 
+def test_leader_that_is_lost_while_replicas_are_compared_is_no_finding() -> None:
+    run_clean(6_000_346)
+
+
 def test_seed_is_the_same_again() -> None:
     first, second = run_seed(MODEL, 3), run_seed(MODEL, 3)
     assert first == second
