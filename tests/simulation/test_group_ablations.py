@@ -118,7 +118,7 @@ ABLATIONS: dict[str, tuple[ClusterModel, Callable[[], AbstractContextManager[obj
         Members(),
         without(CursorMoves, "check_session", accept_any_session),
         ("zombie-commit", "zombie-read", "commit-undone", "cursor-passed"),
-        11,
+        0,
     ),
     "epoch_bump": (Members(), without_group(GroupSafeguard.EPOCH_BUMP), ("epoch-shared",), 0),
     "take_before_give": (Members(), without_group(GroupSafeguard.TAKE_BEFORE_GIVE), ("M1", "M5"), 0),

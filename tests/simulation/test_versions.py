@@ -55,7 +55,7 @@ def propose_at_the_highest_level(gate: ProposalGate, entry: PartitionEntry) -> P
 
 
 ABLATIONS = {
-    "upgrade_does_not_ask_the_nodes": (ClusterUpgrade, "_list_programs", believe_that_all_know_everything, 11),
+    "upgrade_does_not_ask_the_nodes": (ClusterUpgrade, "_list_programs", believe_that_all_know_everything, 2),
     "entries_ignore_the_level": (ProposalGate, "propose_entry", propose_at_the_highest_level, 0),
 }
 
