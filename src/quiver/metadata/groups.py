@@ -226,9 +226,9 @@ def delete(state: MetadataState, command: DeleteGroupCommand) -> CommandDecision
         return consumer
     members = _members(state, consumer.consumer_id)
     if members and not command.is_forced:
+        count = f"{len(members)} member{'s' if len(members) > 1 else ''}"
         return refuse(
-            "group_active",
-            f"not done: group {command.group!r} has {len(members)} members; stop them first, or force the deletion",
+            "group_active", f"not done: group {command.group!r} has {count}; stop them first, or force the deletion"
         )
     changes = [drop(member) for member in members]
     return CommandDecision(changes + drop_client(state, EntityKind.CONSUMER, consumer.consumer_id))
