@@ -138,6 +138,16 @@ def test_finds_cursor_behind_a_record_that_is_given_only_later() -> None:
     assert script.found() == {"cursor-passed": 1}
 
 
+def test_trimmed_record_may_be_given_after_the_cursor_has_passed_it() -> None:
+    script = _written()
+    script.consume("c", 0, "a")
+    script.note("n", "trim", 2)
+    script.cursor("c", 2)
+    script.consume("c", 1, "b")  # a member that stood still had fetched it
+    script.consume("c", 2, "c d")
+    assert script.found() == {}
+
+
 def test_cursor_may_stand_behind_a_record_on_its_way() -> None:
     script = _written()
     script.begin("c", "consume", value={"consumer": "c", "max": 2, "offset": None})

@@ -177,15 +177,21 @@ async def rebalance(fault: FaultInjection[ClusterWorld]) -> None:
 
 
 async def add_partitions(fault: FaultInjection[ClusterWorld]) -> None:
-    """Give a topic one partition more."""
+    """Give a topic one partition more, not on a disk that was just lost: then it would never have a leader."""
     world = fault.world
+    if world.is_adding_partitions or not world.are_losses_known():
+        return
     topics = world.knobs.all_topics
     topic = topics[fault.rng.randrange(len(topics))]
     view = world.view()
     known = None if view is None else view.topic(topic.name)
     if known is not None and known.partitions < topic.partitions + 2:
         count = known.partitions + 1
-        await _operate(fault, "add_partitions", lambda cluster: cluster.add_partitions(topic.name, count))
+        world.is_adding_partitions = True
+        try:
+            await _operate(fault, "add_partitions", lambda cluster: cluster.add_partitions(topic.name, count))
+        finally:
+            world.is_adding_partitions = False
 
 
 async def _drain(fault: FaultInjection[ClusterWorld], leaver: NodeId) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from quiver.client.cluster import AsyncCluster
 from quiver.clock import Rng
 from quiver.config import EncryptionSettings, NodeSettings, Settings
-from quiver.metadata import View
+from quiver.metadata import BrokerState, View
 from quiver.model import GroupId, NodeId
 from quiver.partition import Replica
 from quiver.testing.clock import DEFAULT_WALL_START_MS, SimulatedClock
@@ -57,6 +57,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Calls of clients and operators, by kind and outcome."""
         self.is_changing_managers = False
         """Whether an operator is changing the managers; no disk is lost meanwhile."""
+        self.is_adding_partitions = False
+        """Whether an operator is adding partitions; no disk is lost meanwhile."""
         self.leaving: set[NodeId] = set()
         """The brokers whose drain is in flight, or has an unknown outcome."""
         self.is_healed = False
@@ -181,9 +183,11 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         late, after the first leader was reported, neither votes nor has data until a leader reaches it.
         """
         view = self.view()
-        gone = {other.id for other in self.nodes.values() if other.is_retired or other.is_damaged} | {node.id}
+        gone = self._damaged() | {node.id}
         managers = self.managers()
-        if view is None or self.is_over or not self.has_room or self.is_changing_managers:
+        if view is None or self.is_over or not self.has_room:
+            return False
+        if self.is_changing_managers or self.is_adding_partitions:
             return False
         if not managers or _is_majority(gone & managers, managers):
             return False
@@ -199,6 +203,16 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
             if _is_majority((gone | unheard) & voters, voters) or set(partition.replicas) != voters:
                 return False
         return True
+
+    def are_losses_known(self) -> bool:
+        """Return whether the metadata places nothing on a disk that is lost; it notices a loss after a while."""
+        view, trusted = self.view(), (BrokerState.ALIVE, BrokerState.SUSPECT)
+        if view is None:
+            return False
+        return not any(node in view.brokers and view.brokers[node].state in trusted for node in self._damaged())
+
+    def _damaged(self) -> set[NodeId]:
+        return {node.id for node in self.nodes.values() if node.is_retired or node.is_damaged}
 
     # -- the network -----------------------------------------------------------------------------
 
