@@ -1,6 +1,7 @@
 """What the control plane costs by number of brokers and partitions: a real manager, brokers without data, virtual time.
 
     python benches/bench_control_plane.py                         # the table of docs/performance.md
+    python benches/bench_control_plane.py --plot docs/images/control-plane.svg     # and its plot
     python benches/bench_control_plane.py --brokers 20 --partitions 1000
 
 Each run starts the cluster, creates all partitions, idles, kills and restarts brokers one after the other (nothing
@@ -13,11 +14,14 @@ import argparse
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from quiver.config import ManagerSettings
 from quiver.testing.control_plane.world import ControlPlane, ControlPlaneCosts, run_simulated
+from svg import number, picture
 
 SIZES = ((20, 1_000), (20, 4_000), (50, 5_000), (100, 5_000), (100, 10_000), (100, 20_000))
 IDLE_S = 20
@@ -108,22 +112,55 @@ HEAD = """| brokers | partitions | create, CPU s | idle CPU | requests/s per bro
 |--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"""
 
 
+PANELS: tuple[tuple[str, Callable[[ControlPlaneRun], float]], ...] = (
+    ("idle: share of a core at the primary, %", lambda run: 100 * run.idle.primary_cpu_s / run.idle.seconds),
+    ("create: CPU s at the primary", lambda run: run.create.primary_cpu_s),
+    ("rebuild: CPU ms per move at the primary", lambda run: 1000 * run.rebuild.primary_cpu_s / max(1, run.lost)),
+    ("rebuild: KB to each broker", lambda run: run.rebuild.sent_bytes / run.brokers / 1000),
+)
+_PANEL_WIDTH, _LABEL_WIDTH, _BAR = 330, 130, 18
+
+
+def plot(runs: list[ControlPlaneRun]) -> str:
+    """Return a picture: for each cost a bar for each size."""
+    parts = []
+    panel_height = 34 + _BAR * len(runs)
+    for place, (title, value) in enumerate(PANELS):
+        left, top = place % 2 * (_PANEL_WIDTH + 40), 34 + place // 2 * panel_height
+        most = max(value(run) for run in runs) or 1.0
+        parts.append(f'<text x="{left + 8}" y="{top + 14}">{title}</text>')
+        for at, run in enumerate(runs):
+            y, width = top + 22 + at * _BAR, (_PANEL_WIDTH - _LABEL_WIDTH - 50) * value(run) / most
+            label = f"{run.brokers} / {run.partitions:,}"
+            parts.append(f'<text class="s" x="{left + _LABEL_WIDTH - 8}" y="{y + 11}" text-anchor="end">{label}</text>')
+            parts.append(f'<rect class="a" x="{left + _LABEL_WIDTH}" y="{y}" width="{width:.1f}" height="{_BAR - 4}"/>')
+            x = left + _LABEL_WIDTH + width + 5
+            parts.append(f'<text class="s" x="{x:.1f}" y="{y + 11}">{number(value(run))}</text>')
+    title = "The control plane by brokers / partitions"
+    return picture(title, "".join(parts), width=2 * _PANEL_WIDTH + 40, height=44 + panel_height * 2)
+
+
 def main() -> None:
     """Measure and print."""
     logging.disable()  # a broker that starts before its manager says so
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--brokers", type=int)
     parser.add_argument("--partitions", type=int)
+    parser.add_argument("--plot", type=Path, help="Draw the costs into this file.")
     given = parser.parse_args()
     sizes = ((given.brokers, given.partitions),) if given.brokers and given.partitions else SIZES
     print(HEAD)
+    runs = []
     for brokers, partitions in sizes:
         run = measure(brokers, partitions)
+        runs.append(run)
         print(row(run), flush=True)
         if len(sizes) == 1:
             for name in ("create", "idle", "roll", "rebuild"):
                 print(name, getattr(run, name))
             print(f"{run.real_s:.1f} s of real time")
+    if given.plot is not None:
+        given.plot.write_text(plot(runs))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 from peer_fetch import CLIENTS
 from peer_servers import SETTINGS, Setup, setups
+from svg import number, picture
 
 PEERS = ("quiver", "kafka", "nats", "redis", "rabbitmq", "postgresql", "pysyncobj")
 TITLES = {
@@ -198,11 +199,6 @@ def _spread(values: Sequence[float]) -> str:
     return f"{number(statistics.median(values))} ({number(min(values))}–{number(max(values))})"
 
 
-def number(value: float) -> str:
-    """Return a figure with three digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
 def _notes_lines(results: Results) -> list[str]:
     lines = ["## Versions and settings", ""]
     for peer in PEERS:
@@ -226,12 +222,6 @@ _KINDS = (
     (3, True, "three nodes, synced", "c"),
     (3, False, "three nodes", "d"),
 )
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600;font-size:15px}.s{font-size:11px;fill:#59636e}"
-    ".a{fill:#0b5cad}.b{fill:#7fb2e5}.c{fill:#a3541b}.d{fill:#e3ac81}line{stroke:#1f2328;stroke-width:1}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9198a1}line{stroke:#e6edf3}"
-    ".a{fill:#58a6ff}.b{fill:#2f5d92}.c{fill:#f0a35e}.d{fill:#8a5a30}}"
-)
 
 
 def chart(results: Results, figure: Figure) -> str:
@@ -252,12 +242,8 @@ def chart(results: Results, figure: Figure) -> str:
             y += _BAR
         y += _GAP
     better = "more is better" if figure.is_rate else "less is better"
-    title = escape(f"{figure.title}, {figure.unit} ({better})")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}" '
-        f'role="img" aria-label="{title}"><style>{_STYLE}</style><text class="t" x="8" y="20">{title}</text>'
-        f"{_legend()}{''.join(parts)}</svg>\n"
-    )
+    title = f"{figure.title}, {figure.unit} ({better})"
+    return picture(title, _legend() + "".join(parts), width=_WIDTH, height=y)
 
 
 def _legend() -> str:
