@@ -50,7 +50,9 @@ class DiskReads:
             self._ended.clear()
             await self._ended.wait()
 
-    def _end(self, _: asyncio.Future[Any]) -> None:
+    def _end(self, reading: asyncio.Future[Any]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # of a read without a caller nobody asks; an error that nobody asks for ends the node
         self._running -= 1
         if not self._running:
             self._ended.set()
