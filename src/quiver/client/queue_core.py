@@ -26,8 +26,8 @@ import msgspec
 from quiver.backoff import Backoff
 from quiver.client.delivery import copy_error
 from quiver.client.options import QueueOptions
-from quiver.client.queue_jobs import LeasedJob, LeaseGrant, Range, Receipt, SettleKind, to_ranges
-from quiver.client.queue_settler import PartitionSettler, check_topic
+from quiver.client.queue_jobs import LeasedJob, LeaseGrant, Range, Receipt, SettleKind, raise_lost, to_ranges
+from quiver.client.queue_settler import PartitionSettler, check_topic, name_deleted
 from quiver.errors import (
     DecodeError,
     FencedError,
@@ -335,7 +335,9 @@ class QueueCore:
             self._buffered_ms = now_ms
         self._lease_ms = received.lease_ms
         topic, partition_id, make_job = self.topic.topic, place.partition_id, self.make_job
-        grant = LeaseGrant(self.topic.topic_id, partition_id, received.grant, received.lease_ms)
+        grant = LeaseGrant(
+            self.group, self.group_id, topic, self.topic.topic_id, partition_id, received.grant, received.lease_ms
+        )
         ends_ms = place.sent_ms + received.lease_ms
         at = iter(records)
         for lease in received.leases:
@@ -347,6 +349,7 @@ class QueueCore:
 
     def _handle_error(self, place: QueuePlace, error: QuiverError) -> None:
         """Ask again later; if asking cannot help, fail the workers that wait now."""
+        error = name_deleted(error, self.group)
         place.empty_until_ms = self._clock.monotonic_ms() + round(place.backoff.next_ms())
         if isinstance(error, UnavailableError | OutcomeUnknownError):
             if self._error is None:
@@ -370,26 +373,33 @@ class QueueCore:
         Raises:
             FencedError: some were delivered to other workers meanwhile (`stale_receipt`); all others are settled.
             ConflictError: one was settled differently before (`job_settled`); none was settled now.
+            RequestError: one is of another group or topic (`foreign_job`); none was settled now.
         """
         begun: list[LeasedJob] = []
+        lost: list[LeasedJob] = []
         is_known = False
         try:
             for job in jobs:
                 if job.settled is None:
                     job.settled = "in_progress"
                     begun.append(job)
+                elif job.settled == "lost":
+                    lost.append(job)
                 else:
                     job.check_settled(kind)
             if begun:
                 stale = await self._send(kind, begun, argument)
+                lost += [job for job in begun if (job.grant, job.record.offset) in stale] if stale else []
                 is_known = True
-                _raise_stale(begun, stale)
         finally:
             alive = self.alive
             for job in begun:
                 job.settled = kind if is_known else None
                 if alive:
                     alive.pop(job, None)
+        for job in lost:
+            job.settled = "lost"
+        raise_lost(lost, others=len(begun) - len(lost))
 
     async def extend(self, jobs: Sequence[LeasedJob], lease_ms: int | None) -> None:
         """Let leases end in `lease_ms` from now; None: in the group's lease time.
@@ -397,19 +407,23 @@ class QueueCore:
         Raises:
             FencedError: some were delivered to other workers, or are settled (`stale_receipt`); others are extended.
             ConflictError: one was settled before (`job_settled`); none was extended.
+            RequestError: one is of another group or topic (`foreign_job`); none was extended.
         """
-        jobs = list(dict.fromkeys(jobs))  # no record is named twice in a request
-        for job in jobs:
+        unique = dict.fromkeys(jobs)  # no record is named twice in a request
+        lost = [job for job in unique if job.settled == "lost"]
+        asked = [job for job in unique if job.settled != "lost"]
+        for job in asked:
             job.check_unsettled()
         lasting_ms = self._lease_ms if lease_ms is None else lease_ms
         ends_ms = self._clock.monotonic_ms() + lasting_ms
-        stale = await self._send("extend", jobs, lasting_ms)
-        for job in jobs:
+        stale = await self._send("extend", asked, lasting_ms)
+        for job in asked:
             is_lost = (job.grant, job.record.offset) in stale
             job.ends_ms = 0 if is_lost else ends_ms
             if is_lost:
                 self.alive.pop(job, None)
-        _raise_stale(jobs, stale)
+                lost.append(job)
+        raise_lost(lost, others=len(unique) - len(lost))
 
     async def settle_ranges(
         self, kind: SettleKind, partition_id: PartitionId, ranges: Sequence[Range], argument: Any = None
@@ -432,8 +446,10 @@ class QueueCore:
         if self._failure is not None and kind != "release":
             raise copy_error(self._failure)
         waiting: list[tuple[LeaseGrant, asyncio.Future[list[Receipt]]]] = []
-        for grant, ranges in to_ranges(jobs).items():
-            check_topic(self.topic, grant.topic_id)
+        by_grant = to_ranges(jobs)
+        for grant in by_grant:
+            self._check_grant(grant)
+        for grant, ranges in by_grant.items():
             futures = self._places[grant.partition_id].settler.add(kind, ranges, argument)
             waiting += [(grant, future) for future in futures]
         if len(waiting) == 1:
@@ -441,6 +457,16 @@ class QueueCore:
         if waiting:
             await asyncio.wait([future for _, future in waiting])
         return {(grant, offset) for grant, future in waiting for _, offset in future.result()}
+
+    def _check_grant(self, grant: LeaseGrant) -> None:
+        """Refuse jobs that came from elsewhere: their receipts would name leases of other workers here."""
+        if (grant.topic, grant.group_id) != (self.topic.topic, self.group_id):
+            raise RequestError(
+                f"not done: jobs of group {grant.group!r} on topic {grant.topic!r} cannot be settled by the queue of "
+                f"group {self.group!r} on topic {self.topic.topic!r}; use the queue that they came from, or job.ack()",
+                code="foreign_job",
+            )
+        check_topic(self.topic, grant.topic_id)
 
     # -- what is due some time -------------------------------------------------------------------
 
@@ -512,7 +538,7 @@ class QueueCore:
         for number in range(len(self._places), len(info.partitions)):
             partition_id = PartitionId(number)
             settler = PartitionSettler(
-                info.topic, info.topic_id, partition_id, self.group_id, router=self._router, tasks=self._tasks
+                info, partition_id, self.group, self.group_id, router=self._router, tasks=self._tasks
             )
             backoff = Backoff(self._router.rng, first_ms=RETRY_MS_FIRST, max_ms=RETRY_MS_MAX)
             self._places.append(QueuePlace(partition_id, settler, backoff))
@@ -568,15 +594,3 @@ def _has_answered(place: QueuePlace, waiter: _Waiter) -> bool:
     if place.is_polled:
         return True
     return place.checked_ms >= waiter.begun_ms and not (place.is_asked and place.sent_ms <= waiter.ends_ms)
-
-
-def _raise_stale(jobs: Sequence[LeasedJob], stale: set[tuple[LeaseGrant, int]]) -> None:
-    if not stale:
-        return
-    lost = [job.describe() for job in jobs if (job.grant, job.record.offset) in stale]
-    rest = "" if len(lost) == len(jobs) else f"; the other {len(jobs) - len(lost)} are done"
-    shown = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
-    raise FencedError(
-        f"not done for {shown}: the lease ended, and the record went to another worker or is settled{rest}",
-        code="stale_receipt",
-    )

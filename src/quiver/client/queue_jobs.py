@@ -1,18 +1,19 @@
 """A job: one leased record of a work queue, as `AsyncJob` and `Job` share it.
 
 A job is settled once: acknowledged, returned, released or rejected. A call that failed without the record having been
-leased to another worker may be repeated.
+leased to another worker may be repeated. A job whose receipt was refused is lost: nothing can be done with it any more,
+and every further call says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from quiver.errors import ConflictError
-from quiver.model import Offset, PartitionId, TopicId
+from quiver.errors import ConflictError, FencedError
+from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Headers, Record
 
 SettleKind = Literal["ack", "release", "return", "extend", "reject"]
@@ -27,6 +28,9 @@ _PAST: dict[str, str] = {
 class LeaseGrant(msgspec.Struct, frozen=True, eq=False):
     """What the jobs of one receive have in common."""
 
+    group: str
+    group_id: ConsumerId
+    topic: str
     topic_id: TopicId
     partition_id: PartitionId
     grant: int
@@ -49,8 +53,8 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
     ends_ms: int
     """When the lease ends at the earliest, by the monotonic clock of this process; 0: another worker has it."""
     is_extending: bool = False
-    settled: SettleKind | Literal["in_progress"] | None = None
-    """How it was settled; None: not yet."""
+    settled: SettleKind | Literal["in_progress", "lost"] | None = None
+    """How it was settled; None: not yet. Lost: it cannot be settled, its receipt was refused."""
 
     @property
     def value(self) -> bytes | None:
@@ -98,8 +102,13 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was acknowledged, returned, released or rejected."""
+        """Whether nothing is left to do: it was acknowledged, returned, released or rejected, or is lost."""
         return self.settled is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a call for it was refused, because its lease had ended and another worker got the record."""
+        return self.settled == "lost"
 
     def check_settled(self, kind: SettleKind) -> None:
         """Raise `ConflictError` unless the job was settled in this way before. For use inside the SDK only."""
@@ -160,3 +169,15 @@ def merge_receipts(receipts: list[Receipt]) -> list[Range]:
         end = offset + 1
     ranges.append((first, end - first, grant))
     return ranges
+
+
+def raise_lost(lost: Sequence[LeasedJob], *, others: int) -> None:
+    """Raise `FencedError` if jobs were lost; `others` were settled in the same call."""
+    if not lost:
+        return
+    rest = "" if others <= 0 else f"; the other {others} are done"
+    shown = ", ".join([job.describe() for job in lost[:3]]) + (" …" if len(lost) > 3 else "")
+    raise FencedError(
+        f"not done for {shown}: the lease ended, and the record went to another worker or is settled{rest}",
+        code="stale_receipt",
+    )

@@ -17,7 +17,7 @@ import msgspec
 
 from quiver.client.delivery import copy_error
 from quiver.client.queue_jobs import Range, Receipt, SettleKind
-from quiver.errors import ConflictError, QuiverError
+from quiver.errors import ConflictError, NotFoundError, QuiverError
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.routing.router import Router
 from quiver.tasks import TaskSet
@@ -82,15 +82,16 @@ class PartitionSettler:
 
     def __init__(
         self,
-        topic: str,
-        topic_id: TopicId,
+        topic: TopicInfo,
         partition_id: PartitionId,
+        group: str,
         group_id: ConsumerId,
         *,
         router: Router,
         tasks: TaskSet,
     ) -> None:
-        self._topic, self._topic_id, self._partition_id, self._group_id = topic, topic_id, partition_id, group_id
+        self._topic, self._topic_id, self._partition_id = topic.topic, topic.topic_id, partition_id
+        self._group, self._group_id = group, group_id
         self._router, self._tasks = router, tasks
         self._pending: deque[Settlement] = deque()
         self._is_running = False
@@ -161,8 +162,9 @@ class PartitionSettler:
         try:
             settled = await self._ask(request)
         except QuiverError as error:
+            named = name_deleted(error, self._group)
             for one in taken:
-                one.fail(error)
+                one.fail(named)
         except BaseException:
             for one in taken:
                 one.done.cancel()
@@ -185,6 +187,14 @@ def check_topic(info: TopicInfo, topic_id: TopicId) -> None:
     if info.topic_id != topic_id:
         message = f"not done: topic {info.topic!r} was deleted and created again; open the queue again"
         raise ConflictError(message, code="topic_recreated")
+
+
+def name_deleted(error: QuiverError, group: str) -> QuiverError:
+    """Return a partition's error; that of a group that is gone in the words of who works for it."""
+    if error.code != "unknown_consumer":
+        return error
+    message = f"not done: group {group!r} was deleted, or expired, with its jobs; open the queue again"
+    return NotFoundError(message, code="unknown_group")
 
 
 def _cut(ranges: Sequence[Range]) -> list[Sequence[Range]]:

@@ -123,7 +123,7 @@ class AsyncWorkers:
 
     async def _acknowledge(self, job: AsyncJob) -> None:
         try:
-            if not job.is_settled:
+            if not job.is_settled or job.is_lost:
                 await job.ack()
             self.tally.done += 1
         except QuiverError as error:
@@ -215,7 +215,7 @@ class ThreadWorkers:
 
     def _acknowledge(self, job: Job) -> None:
         try:
-            if not job.is_settled:
+            if not job.is_settled or job.is_lost:
                 job.ack()
             with self._lock:
                 self.tally.done += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from quiver.clock import Clock
-from quiver.errors import ConflictError
+from quiver.errors import ConflictError, NotFoundError
 from quiver.groups.settings import QueueSettings, dead_letter_topic_of
 from quiver.model import ConsumerId, Offset
 from quiver.record import Record, build_batch
@@ -106,9 +106,13 @@ class MemoryQueues:
             partition.cursors[request.group_id] = queue.first_unsettled
 
     def _find_group(self, group_id: ConsumerId) -> tuple[str, QueueSettings]:
-        for name, group in self._cluster.groups.groups.items():
-            if group.group_id == group_id and group.kind == "queue":
-                return name, group.settings
+        found = next(
+            ((name, one) for name, one in self._cluster.groups.groups.items() if one.group_id == group_id), None
+        )
+        if found is None:
+            raise NotFoundError(f"not done: unknown consumer {group_id}", code="unknown_consumer")
+        if found[1].kind == "queue":
+            return found[0], found[1].settings
         raise ConflictError(f"not done: group {group_id} is not a queue", code="not_a_queue")
 
     # -- receiving -------------------------------------------------------------------------------

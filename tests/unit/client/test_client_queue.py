@@ -86,9 +86,62 @@ def test_job_that_is_not_acknowledged_comes_back_when_its_lease_ends() -> None:
             with pytest.raises(FencedError, match="another worker") as caught:
                 await first.ack()
             assert caught.value.code == "stale_receipt"
-            await again.ack()
+            assert first.is_lost
+            with pytest.raises(FencedError, match="not done for jobs/0:0"):
+                await first.ack()
+            with pytest.raises(FencedError, match="not done for jobs/0:0"):
+                await first.nack()
+            with pytest.raises(FencedError, match="not done for jobs/0:0"):
+                await first.extend(5)
+            with pytest.raises(FencedError, match="jobs/0:0: .*; the other 1 are done"):
+                await queue.ack([first, *again])
+            assert [job.is_settled for job in again] == [True, True]
             await asyncio.sleep(30)
             assert await queue.receive(timeout=0) == []
+
+    world.run(scenario())
+
+
+def test_jobs_are_settled_only_by_a_queue_of_their_own_group_and_topic() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 2)
+            await cluster.create_topic("other")
+            ours = await cluster.queue("jobs", group="ours")
+            theirs = await cluster.queue("jobs", group="theirs")
+            elsewhere = await cluster.queue("other", group="ours")
+            (mine, later), (foreign, _) = await ours.receive(2), await theirs.receive(2)
+            for queue, jobs in ((ours, [mine, foreign]), (elsewhere, [mine])):
+                for settle in (queue.ack, queue.nack, queue.extend):
+                    with pytest.raises(RequestError, match="not done: .*use the queue that they came from") as caught:
+                        await settle(jobs)
+                    assert caught.value.code == "foreign_job"
+            assert not (mine.is_settled or foreign.is_settled)
+            same_group = await cluster.queue("jobs", group="ours")
+            await same_group.ack([mine])
+            await ours.ack([later])
+            await foreign.ack()
+            assert await drain(ours) == []
+
+    world.run(scenario())
+
+
+def test_worker_of_a_deleted_group_is_told_so() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 2)
+            queue = await cluster.queue("jobs", group="workers")
+            (job,) = await queue.receive()
+            await cluster.delete_group("workers")
+            with pytest.raises(NotFoundError, match="not done: group 'workers' was deleted") as caught:
+                await queue.receive(5)
+            assert caught.value.code == "unknown_group"
+            with pytest.raises(NotFoundError, match="not done: group 'workers' was deleted"):
+                await job.ack()
 
     world.run(scenario())
 
