@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 LONG_POLL_SPARE_MS: Final = 1_000
 """Time that the response to a long poll may take beyond its wait."""
+UNKNOWN_CLIENT: Final = frozenset({"unknown_producer", "unknown_epoch", "unknown_consumer", "not_registered"})
+"""Refusals that a leader may make because it lags behind."""
 
 
 class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,8 +181,13 @@ class Router:
         deadline: Deadline,
         wait_ms: int = 0,
     ) -> tuple[R, memoryview]:
-        """Return the answer of a partition's leader to the request that `build` makes for its topic."""
+        """Return the answer of a partition's leader to the request that `build` makes for its topic.
+
+        A leader that does not know a client, or its epoch, may lag behind the node that registered it: such a refusal
+        is final only if it is repeated by a leader that has all metadata that the primary had after the first one.
+        """
         retry: Retry | None = None
+        is_confirmed = False
         while True:
             try:
                 info = await self.find_topic(topic, deadline=deadline)
@@ -195,7 +202,11 @@ class Router:
                 if retry is None:
                     retry = self.retry(deadline, is_read=request.is_read, is_repeatable=request.is_repeatable)
                 try:
-                    meant = await self.explain(error, info, partition_id, deadline=deadline)
+                    if error.code in UNKNOWN_CLIENT and not is_confirmed:
+                        is_confirmed = True
+                        meant = await self._doubt_refusal(error, deadline=deadline)
+                    else:
+                        meant = await self.explain(error, info, partition_id, deadline=deadline)
                 except QuiverError as failure:
                     raise retry.final_error(failure) from error
                 await retry.wait_turn(meant)
@@ -243,6 +254,12 @@ class Router:
         if current.topic_id != topic.topic_id or partition_id >= len(current.partitions):
             return error
         return UnavailableError(f"the leader does not know topic {topic.topic!r} yet: {error}", code=error.code)
+
+    async def _doubt_refusal(self, error: QuiverError, *, deadline: Deadline) -> QuiverError:
+        """Learn the primary's metadata index, which the next attempt names; return an error that is retried."""
+        found, _ = await self.ask(GetMetadata(topics=(), is_linearizable=True), deadline=deadline)
+        self.cache.record_index(found.index)
+        return UnavailableError(f"the leader may not know the client yet: {error}", code=error.code)
 
     def _learn(self, topic: TopicInfo, partition_id: PartitionId, node: NodeId, hint: NodeId | None) -> None:
         self.cache.doubt(topic.topic_id, partition_id, node, hint=hint)

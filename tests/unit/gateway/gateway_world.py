@@ -18,6 +18,8 @@ from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import (
     ALL_PARTITIONS,
     ConsumerRow,
+    GroupKind,
+    GroupRow,
     MetadataState,
     ProducerRow,
     Registration,
@@ -26,7 +28,7 @@ from quiver.metadata import (
     TopicState,
     View,
 )
-from quiver.model import Buffer, ConsumerId, Index, NodeId, PartitionId, TopicId
+from quiver.model import Buffer, ConsumerId, Index, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster
@@ -52,12 +54,23 @@ class GatewayCluster(MemoryCluster):
         """Consumers served in one answer to `ConsumeMany`."""
         self.unwelcome: set[ConsumerId] = set()
         """Consumers that leaders do not know, although this node does."""
+        self.are_leaders_behind = False
+        """Whether leaders know no client, except in requests that make them catch up with the metadata first."""
         self.delays_s: dict[str, float] = {}
         """Time that this node takes to answer requests, by their name."""
 
     def view(self) -> View:
         """Return the metadata as this node knows it."""
-        return MetadataState([*self._topic_rows(), *self._producer_rows(), *self._consumer_rows()]).view()
+        return MetadataState(
+            [*self._topic_rows(), *self._producer_rows(), *self._consumer_rows(), *self._group_rows()]
+        ).view()
+
+    def register_elsewhere(self, name: str, topic: str) -> ProducerId:
+        """Register a producer through another gateway, of which this one has the metadata only."""
+        request = wire.RegisterProducerRequest(topics=(wire.Selection(topic=topic),), name=name)
+        registered = self._answer_any(NodeId(2), request)
+        assert isinstance(registered, wire.ProducerRegistered)
+        return registered.producer_id
 
     def record_client(self, kind: str, id_: int) -> None:
         self.heard.append((kind, id_))
@@ -70,6 +83,11 @@ class GatewayCluster(MemoryCluster):
         self.calls.append(("self", name))
         await asyncio.sleep(self.delays_s.get(name, 0.0))
         return await self._answer(NodeId(1), request, bytes(payload))
+
+    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[requests.Response, list[bytes]]:
+        if self.are_leaders_behind and request.known_index < self._index:
+            raise NotAllowedError("not done: epoch 1 was never assigned to producer 1", code="unknown_epoch")
+        return await super()._answer_leader(node, request, data)
 
     def _answer_any(self, node: NodeId, request: Any) -> requests.Response:
         match request:
@@ -148,6 +166,12 @@ class GatewayCluster(MemoryCluster):
             )
             for id_, (name, _) in self.consumers.items()
             if ("consumer", id_) not in self.hidden
+        ]
+
+    def _group_rows(self) -> list[GroupRow]:
+        return [
+            GroupRow(group_id=group.group_id, kind=GroupKind(group.kind), created_ms=0)
+            for group in self.groups.groups.values()
         ]
 
     def _registrations(self, kind: str, id_: int) -> tuple[Registration, ...]:

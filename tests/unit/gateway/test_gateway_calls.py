@@ -356,6 +356,19 @@ async def test_restarted_producer_gets_its_id_and_sequences_back_and_fences_its_
 
 
 @in_world
+async def test_client_that_registered_elsewhere_is_served_although_the_leader_lags_behind(world: World) -> None:
+    own: dict[str, Any] = {"topic": "t", "producer_id": await world.register_producer(), "partition_id": 0}
+    assert (await world.post("/producer/produce", **own, message="m", sequence=0))[0] == 200
+    about: dict[str, Any] = {"topic": "t", "producer_id": world.cluster.register_elsewhere("w", "t"), "partition_id": 1}
+    world.cluster.are_leaders_behind = True
+    before = world.cluster.linearizable_reads
+    for number in range(3):
+        status, answer = await world.post("/producer/produce", **about, message="m", sequence=number, epoch=0)
+        assert (status, answer.get("offset")) == (200, number)
+    assert world.cluster.linearizable_reads == before + 1
+
+
+@in_world
 async def test_names_of_gateways_are_not_for_clients(world: World) -> None:
     assert (await world.post("/producer/register", topic="t", prod_name="_gateway/1/1"))[0] == 403
 
