@@ -97,6 +97,14 @@ def require_consumers(permissions: Permissions, view: View, ids: Iterable[int]) 
         require_owner(permissions, view.consumers.get(ConsumerId(id_)), "consumer")
 
 
+def require_seen_consumers(permissions: Permissions, view: View, ids: Iterable[int]) -> None:
+    """Raise if one of these consumers belongs to another principal, and its name may not be read either."""
+    for id_ in ids:
+        row = view.consumers.get(ConsumerId(id_))
+        if row is None or not permissions.allows(Verb.READ, ResourceKind.CONSUMER, client_name(row)):
+            require_owner(permissions, row, "consumer")
+
+
 # -- rules -------------------------------------------------------------------------------------------
 
 
@@ -166,11 +174,14 @@ def _consume(permissions: Permissions, view: View, request: messages.Consume, _:
     require_consumers(permissions, view, (request.consumer_id,))
 
 
-def _consume_many(
-    permissions: Permissions, view: View, request: messages.ConsumeMany | messages.GetCursors, _: memoryview
-) -> None:
+def _consume_many(permissions: Permissions, view: View, request: messages.ConsumeMany, _: memoryview) -> None:
     require_topic_id(permissions, view, Verb.READ, request.topic_id)
     require_consumers(permissions, view, request.consumer_ids)
+
+
+def _get_cursors(permissions: Permissions, view: View, request: messages.GetCursors, _: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    require_seen_consumers(permissions, view, request.consumer_ids)
 
 
 def _move_cursor(permissions: Permissions, view: View, request: messages.MoveCursor, _: memoryview) -> None:
@@ -180,7 +191,8 @@ def _move_cursor(permissions: Permissions, view: View, request: messages.MoveCur
 
 def _queue(permissions: Permissions, view: View, request: QueueRequest, _: memoryview) -> None:
     require_topic_id(permissions, view, Verb.READ, request.topic_id)
-    require_consumers(permissions, view, (request.group_id,))
+    check = require_seen_consumers if isinstance(request, GetQueue) else require_consumers
+    check(permissions, view, (request.group_id,))
 
 
 def _register_producer(
@@ -276,7 +288,9 @@ def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> Non
 
 
 _VERBS.update(dict.fromkeys((_produce, _begin_epoch, _register_producer), Verb.WRITE))
-_VERBS.update(dict.fromkeys((_fetch, _consume, _consume_many, _move_cursor, _queue, _register_consumer), Verb.READ))
+_VERBS.update(
+    dict.fromkeys((_fetch, _consume, _consume_many, _get_cursors, _move_cursor, _queue, _register_consumer), Verb.READ)
+)
 _VERBS.update({_join_group: Verb.READ, _group_id: Verb.READ, _group: Verb.CONFIGURE})
 _VERBS.update({_forget_client: Verb.CONFIGURE, _release_hold: Verb.READ, _describe_node: Verb.READ})
 _VERBS.update({_explain_access: Verb.ADMIN, _nodes_only: Verb.ADMIN, _join: Verb.ADMIN})
@@ -319,7 +333,7 @@ RULES: dict[type[Request[Any]], Rule] = {
     messages.FindOffset: _topic_id(Verb.READ),
     messages.Consume: _consume,
     messages.ConsumeMany: _consume_many,
-    messages.GetCursors: _consume_many,
+    messages.GetCursors: _get_cursors,
     messages.MoveCursor: _move_cursor,
     QueueReceive: _queue,
     QueueSettle: _queue,
@@ -352,8 +366,14 @@ RULES: dict[type[Request[Any]], Rule] = {
 
 
 def _seen_metadata(permissions: Permissions, _: View, found: messages.MetadataFound) -> Response:
-    topics = tuple(one for one in found.topics if permissions.sees_topic(one.topic))
-    return msgspec.structs.replace(found, topics=topics)
+    topics = (one for one in found.topics if permissions.sees_topic(one.topic))
+    return msgspec.structs.replace(found, topics=tuple(_without_owner(permissions, one) for one in topics))
+
+
+def _without_owner(permissions: Permissions, topic: messages.TopicInfo) -> messages.TopicInfo:
+    """Return a topic without its owner, unless it may be read."""
+    is_seen = not topic.owner or permissions.allows(Verb.READ, ResourceKind.TOPIC, topic.topic)
+    return topic if is_seen else msgspec.structs.replace(topic, owner="")
 
 
 def _seen_clients(permissions: Permissions, view: View, found: admin_messages.ClientsFound) -> Response:
@@ -361,12 +381,17 @@ def _seen_clients(permissions: Permissions, view: View, found: admin_messages.Cl
         return found
     seen = []
     for one in found.clients:
-        row = (
-            view.producers.get(ProducerId(one.id)) if one.kind == "producer" else view.consumers.get(ConsumerId(one.id))
-        )
-        if row is not None and row.owner == permissions.owner:
+        row: ProducerRow | ConsumerRow | None = view.producers.get(ProducerId(one.id))
+        if one.kind == "consumer":
+            row = view.consumers.get(ConsumerId(one.id))
+        if row is None:
+            continue
+        if row.owner == permissions.owner:
             seen.append(one)
-    return admin_messages.ClientsFound(clients=tuple(seen))
+        elif permissions.allows(Verb.READ, _KINDS[one.kind], client_name(row)):
+            topics = tuple(topic for topic in one.topics if permissions.sees_topic(topic))
+            seen.append(msgspec.structs.replace(one, topics=topics))
+    return admin_messages.ClientsFound(clients=tuple(seen), is_partial=len(seen) < len(found.clients))
 
 
 def _seen_groups(permissions: Permissions, view: View, found: group_messages.GroupsFound) -> Response:
@@ -435,6 +460,8 @@ def describe_operation(request: Request[Any], correlation_id: int = 0) -> Audite
 
 
 def _describe_resource(request: Any) -> str:
+    if isinstance(request, security_messages.ChangeOwnerRequest):
+        return f"{request.kind} {request.id} to {request.owner or 'nobody'}"
     for field in (
         "topic",
         "group",

@@ -1,4 +1,4 @@
-"""Who may use a cluster, for what and how much: users, their tokens, roles, grants and quotas.
+"""Who may use a cluster, for what and how much: users, their tokens, roles, grants, quotas, and what they own.
 
 `Access` is the blocking face of `AsyncAccess`.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from quiver.wire.requests import Done, R, Request
 from quiver.wire.security_messages import (
     AddGrantRequest,
     ChangeMemberRequest,
+    ChangeOwnerRequest,
     ChangeUserRequest,
     CreateRoleRequest,
     CreateTokenRequest,
@@ -164,6 +165,13 @@ class AsyncAccess:
         """Remove all limits of a subject, to which those of its roles, or the default, apply from then on."""
         await self._change(RemoveQuotaRequest(subject=subject))
 
+    async def change_owner(self, kind: Literal["topic", "producer", "consumer"], id: int, owner: str) -> None:  # noqa: A002 - the public name of the argument
+        """Give a topic, producer or consumer, by id, to a user such as `user:alice`; a group goes with its consumer.
+
+        The user need not exist yet. An empty owner is nobody: the first user of the client's name becomes its owner.
+        """
+        await self._change(ChangeOwnerRequest(kind=kind, id=id, owner=owner))
+
     async def explain(
         self, principal: str, verb: Verb, kind: ResourceKind = ResourceKind.TOPIC, name: str = ""
     ) -> AccessVerdict:
@@ -284,6 +292,13 @@ class Access:
     def remove_quota(self, subject: str) -> None:
         """Remove all limits of a subject, to which those of its roles, or the default, apply from then on."""
         self._run(self._access.remove_quota(subject))
+
+    def change_owner(self, kind: Literal["topic", "producer", "consumer"], id: int, owner: str) -> None:  # noqa: A002 - the public name of the argument
+        """Give a topic, producer or consumer, by id, to a user such as `user:alice`; a group goes with its consumer.
+
+        The user need not exist yet. An empty owner is nobody: the first user of the client's name becomes its owner.
+        """
+        self._run(self._access.change_owner(kind, id, owner))
 
     def explain(
         self, principal: str, verb: Verb, kind: ResourceKind = ResourceKind.TOPIC, name: str = ""

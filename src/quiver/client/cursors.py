@@ -232,7 +232,9 @@ async def _find_one(
     """Return a consumer's lag in a partition; None if it is not registered for it."""
     try:
         found = await ConsumerCursors(router, topic, consumer_id).find(partition_id, deadline=router.deadline())
-    except NotAllowedError:
+    except NotAllowedError as error:
+        if error.code != "not_registered":
+            raise
         return None
     (cursor,) = found.cursors
     return PartitionLag(

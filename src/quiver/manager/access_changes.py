@@ -1,4 +1,4 @@
-"""The metadata commands of requests that change users, tokens, roles, grants and quotas."""
+"""The metadata commands of requests that change users, tokens, roles, grants, quotas and owners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, assert_never
 from quiver.metadata import (
     AddGrantCommand,
     ChangeMemberCommand,
+    ChangeOwnerCommand,
     ChangeUserCommand,
     Command,
     CreateRoleCommand,
@@ -14,6 +15,7 @@ from quiver.metadata import (
     CreateUserCommand,
     DeleteRoleCommand,
     DeleteUserCommand,
+    OwnedKind,
     RemoveGrantCommand,
     RemoveQuotaCommand,
     RevokeTokenCommand,
@@ -34,6 +36,7 @@ AccessChange = (
     | messages.RemoveGrantRequest
     | messages.SetQuotaRequest
     | messages.RemoveQuotaRequest
+    | messages.ChangeOwnerRequest
 )
 """Changes whose response is `Done`."""
 
@@ -71,6 +74,14 @@ def access_command(request: AccessChange, *, now_ms: int, principal: str) -> Com
             return SetQuotaCommand(now_ms=now_ms, principal=principal, subject=request.subject, limits=request.limits)
         case messages.RemoveQuotaRequest():
             return RemoveQuotaCommand(now_ms=now_ms, principal=principal, subject=request.subject)
+        case messages.ChangeOwnerRequest():
+            return ChangeOwnerCommand(
+                now_ms=now_ms,
+                principal=principal,
+                owned=OwnedKind(request.kind),
+                id=request.id,
+                owner=request.owner,
+            )
         case _:
             assert_never(request)
 

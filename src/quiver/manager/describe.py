@@ -45,7 +45,7 @@ def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None)
         nodes=tuple(
             _node(view, broker) for _, broker in sorted(view.brokers.items()) if broker.state is not BrokerState.REMOVED
         ),
-        topics=tuple(_topic(view, topic) for topic in found),
+        topics=tuple(_topic(view, topic, with_owner=asked.with_owners) for topic in found),
         purged_groups=tuple(_purged_groups(view, asked.groups)) if asked.groups else (),
         feature_level=view.feature_level,
     )
@@ -153,7 +153,7 @@ def _node(view: View, broker: BrokerRow) -> NodeInfo:
     )
 
 
-def _topic(view: View, topic: TopicRow) -> TopicInfo:
+def _topic(view: View, topic: TopicRow, *, with_owner: bool) -> TopicInfo:
     retention = topic.retention
     return TopicInfo(
         topic=topic.name,
@@ -163,6 +163,7 @@ def _topic(view: View, topic: TopicRow) -> TopicInfo:
         retention=RetentionInfo(ms=retention.ms, bytes=retention.bytes, until_consumed=retention.until_consumed),
         created_ms=topic.created_ms,
         is_encrypted=topic.is_encrypted,
+        owner=topic.owner if with_owner else "",
     )
 
 
@@ -199,4 +200,5 @@ def _client(
         last_seen_ms=last_seen_ms,
         is_alive=last_seen_ms is not None and now_ms - last_seen_ms <= alive_ms,
         topics=tuple(sorted(topics)),
+        owner=client.owner,
     )

@@ -5,7 +5,7 @@ order. A command is first decided, as a list of changed rows that modifies nothi
 the command is refused and nothing is. The same list is written to SQL.
 
 `_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients`, `groups`, `topics` (with holds),
-`access` and `quotas`.
+`access`, `owners` and `quotas`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from quiver.errors import UnknownVersionError
 from quiver.features import explain_level, level_of
-from quiver.metadata import access, brokers, clients, groups, quotas, recovery, topics
+from quiver.metadata import access, brokers, clients, groups, owners, quotas, recovery, topics
 from quiver.metadata.commands import (
     AbortMove,
     AddGrantCommand,
@@ -25,6 +25,7 @@ from quiver.metadata.commands import (
     BeginMove,
     ChangeBrokerState,
     ChangeMemberCommand,
+    ChangeOwnerCommand,
     ChangeRebalancing,
     ChangeUserCommand,
     Command,
@@ -90,8 +91,9 @@ AccessCommand = (
     | RemoveGrantCommand
     | SetQuotaCommand
     | RemoveQuotaCommand
+    | ChangeOwnerCommand
 )
-"""Commands on users, tokens, roles, grants and quotas."""
+"""Commands on users, tokens, roles, grants, quotas and owners."""
 
 
 class ApplyOutcome(msgspec.Struct, frozen=True):
@@ -235,6 +237,8 @@ def _decide_access(state: MetadataState, command: AccessCommand) -> CommandDecis
             return quotas.set_quota(state, command)
         case RemoveQuotaCommand():
             return quotas.remove_quota(state, command)
+        case ChangeOwnerCommand():
+            return owners.change_owner(state, command)
         case _:
             assert_never(command)
 

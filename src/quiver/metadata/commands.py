@@ -37,6 +37,7 @@ from quiver.metadata.rows import (
     HoldPosition,
     NodeRole,
     Number,
+    OwnedKind,
     Retention,
     StartFrom,
     Text,
@@ -378,6 +379,14 @@ class RemoveQuotaCommand(Command[CommandDone], frozen=True, tag="remove_quota"):
     subject: Text
 
 
+class ChangeOwnerCommand(Command[CommandDone], frozen=True, tag="change_owner"):
+    """Give a topic, producer or consumer to a user, whether it exists or not; an empty owner is nobody."""
+
+    owned: OwnedKind
+    id: Number
+    owner: Text
+
+
 class RecoveredPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition that had lost the majority of its replicas."""
 
@@ -437,6 +446,7 @@ AnyCommand = (
     | RemoveGrantCommand
     | SetQuotaCommand
     | RemoveQuotaCommand
+    | ChangeOwnerCommand
     | GroupCommand
 )
 

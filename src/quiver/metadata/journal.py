@@ -12,6 +12,7 @@ from typing import assert_never
 import msgspec
 
 from quiver.errors import DecodeError
+from quiver.metadata.apply import AccessCommand
 from quiver.metadata.commands import (
     AbortMove,
     AddGrantCommand,
@@ -20,6 +21,7 @@ from quiver.metadata.commands import (
     BeginMove,
     ChangeBrokerState,
     ChangeMemberCommand,
+    ChangeOwnerCommand,
     ChangeRebalancing,
     ChangeUserCommand,
     ConfigureTopicCommand,
@@ -125,6 +127,8 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
     """Return the subject of a command in a few words, and the broker that it concerns, if any."""
     if isinstance(command, GroupCommand):
         return _describe_group(command), None
+    if isinstance(command, AccessCommand):
+        return _describe_access(command), None
     match command:
         case RecoverCluster():
             return f"without nodes {list(command.lost)}, {len(command.recovered)} partitions", None
@@ -172,23 +176,31 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"hold {command.name} on topic id {command.topic_id}", None
         case ReleaseHoldCommand():
             return f"hold {command.name}", None
+        case _:
+            assert_never(command)
+
+
+def _describe_access(command: AccessCommand) -> str:
+    match command:
         case CreateUserCommand() | DeleteUserCommand():
-            return f"user {command.user}", None
+            return f"user {command.user}"
         case ChangeUserCommand():
-            return f"user {command.user}{_user_changes(command)}", None
+            return f"user {command.user}{_user_changes(command)}"
         case CreateTokenCommand():
-            return f"token {command.token_id} of user {command.user}", None
+            return f"token {command.token_id} of user {command.user}"
         case RevokeTokenCommand():
-            return f"token {command.token_id}", None
+            return f"token {command.token_id}"
         case CreateRoleCommand() | DeleteRoleCommand():
-            return f"role {command.role}", None
+            return f"role {command.role}"
         case ChangeMemberCommand():
-            return f"user {command.user} {'gets' if command.is_member else 'loses'} role {command.role}", None
+            return f"user {command.user} {'gets' if command.is_member else 'loses'} role {command.role}"
         case AddGrantCommand() | RemoveGrantCommand():
-            return str(command.grant), None
+            return str(command.grant)
         case SetQuotaCommand() | RemoveQuotaCommand():
             limits = f": {command.limits}" if isinstance(command, SetQuotaCommand) else ""
-            return f"quota of {command.subject}{limits}", None
+            return f"quota of {command.subject}{limits}"
+        case ChangeOwnerCommand():
+            return f"{command.owned.value} {command.id} to {command.owner or 'nobody'}"
         case _:
             assert_never(command)
 

@@ -71,6 +71,14 @@ class Table(StrEnum):
     GROUP_MEMBERS = "group_members"
 
 
+class OwnedKind(StrEnum):
+    """What can belong to a user; a group belongs to the owner of its consumer."""
+
+    TOPIC = "topic"
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+
+
 class BrokerState(StrEnum):
     """The state of a broker, set by its heartbeats and by operators."""
 

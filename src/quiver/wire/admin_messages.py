@@ -10,6 +10,7 @@ from msgspec import Meta
 from quiver.features import LEVEL_MIN
 from quiver.metrics import MetricFamily
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
+from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, PartitionNumber, Request, Response
 
 PROBLEMS_MAX = 200
@@ -144,12 +145,16 @@ class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_seen_ms: int | None = None
     is_alive: bool = False
     topics: tuple[str, ...] = ()
+    owner: str = ""
+    """The user that it belongs to, such as `user:alice`; empty: nobody."""
 
 
 class ClientsFound(Response, frozen=True):
     """The registered clients."""
 
     clients: tuple[ClientInfo, ...] = ()
+    is_partial: bool = False
+    """Whether there are others, which the caller may not see."""
 
 
 class ListClients(Request[ClientsFound], frozen=True, tag="list_clients"):
@@ -327,6 +332,7 @@ class UpgradeCluster(Request[ClusterUpgraded], frozen=True, tag="upgrade_cluster
 
 AdminRequest = (
     DescribeNode
+    | ExplainReplica
     | ListClients
     | ListMoves
     | AddManager

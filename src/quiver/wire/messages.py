@@ -5,9 +5,6 @@
 A data request (`Produce`, `Fetch`, …) is sent to the partition's leader; any other node refuses it with `not_leader`
 and names the leader. All other requests can be sent to any node, which forwards those that it cannot handle itself.
 `requests` has the fields that all of them share.
-
-The response to `ConsumeMany` carries only the consumed records, not their batches: a consumer that reads one message at
-a time would otherwise transfer a thousand for each.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from msgspec import Meta
 from quiver.features import LEVEL_MIN
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.admin_messages import AdminRequest
-from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.group_messages import GroupRequest
 from quiver.wire.queue_messages import QueueRequest
 from quiver.wire.requests import (
@@ -78,7 +74,7 @@ class RetentionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A topic and its partitions, in order."""
+    """A topic and its partitions, in order; its owner, such as `user:alice`, only if it was asked for."""
 
     topic: str
     topic_id: TopicId
@@ -88,6 +84,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_ms: int = 0
     is_encrypted: bool = False
     """Whether its replicas encrypt their files."""
+    owner: str = ""
 
 
 class MetadataFound(Response, frozen=True):
@@ -116,6 +113,8 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
     """Whether a node without a primary answers, too, however old its metadata is: to find nodes, and in an outage."""
     groups: Annotated[tuple[GroupId, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Groups of which a broker has files; the response says which of their topics have been purged."""
+    with_owners: bool = False
+    """Whether the owners of topics that the caller may read are of interest."""
 
 
 # -- administration ----------------------------------------------------------------------------------
@@ -415,7 +414,7 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
 
 
 class ManyConsumed(Response, frozen=True):
-    """The payload has a record or nil for each requested consumer, in order.
+    """The payload has a record or nil for each requested consumer, in order; not their batches, which are large.
 
     It may end early, but not before the first consumer; nothing was consumed for the others.
     """
@@ -572,7 +571,6 @@ AnyRequest = (
     | QueueRequest
     | GroupRequest
     | GetMetadata
-    | ExplainReplica
     | CreateTopicRequest
     | ConfigureTopicRequest
     | AddPartitionsRequest

@@ -9,7 +9,7 @@ must not undo the revoke that was acknowledged in between.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -335,6 +335,21 @@ class RemoveQuotaRequest(Request[Done], frozen=True, tag="remove_quota"):
     subject: QuotaSubject
 
 
+class ChangeOwnerRequest(Request[Done], frozen=True, tag="change_owner"):
+    """Give a topic, producer or consumer to another user, or to nobody: then to the first user that uses its name.
+
+    A group belongs to the owner of its consumer.
+    """
+
+    response = Done
+    _repeatable = False
+
+    kind: Literal["topic", "producer", "consumer"]
+    id: Count
+    owner: Name
+    """Such as `user:alice`, who need not exist; empty: nobody."""
+
+
 # -- explanation -------------------------------------------------------------------------------------
 
 
@@ -372,5 +387,6 @@ SecurityChange = (
     | RemoveGrantRequest
     | SetQuotaRequest
     | RemoveQuotaRequest
+    | ChangeOwnerRequest
 )
 SecurityRequest = AuthenticationRequest | SecurityRead | SecurityChange | SignNode

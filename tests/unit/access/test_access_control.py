@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import pytest
@@ -85,6 +85,7 @@ from quiver.wire.messages import (
     SubmitCommand,
     TopicInfo,
 )
+from quiver.wire.queue_messages import GetQueue
 from quiver.wire.requests import Request
 from quiver.wire.security_messages import (
     Authenticate,
@@ -216,6 +217,7 @@ def example() -> Callable[[type[Request[Any]]], Request[Any]]:
         **dict.fromkeys(("group", "group_id"), 1),
         "lasting_ms": 1,
         "limits": {"topics_max": 1},
+        "owner": "user:bob",
     }
 
     def make(kind: type[Request[Any]]) -> Request[Any]:
@@ -362,6 +364,57 @@ def test_lists_leave_out_what_is_not_seen(world: World) -> None:
     seen = world.control.filter(identity, keep, clients)
     assert isinstance(seen, ClientsFound)
     assert [one.id for one in seen.clients] == [1]
+    assert seen.is_partial
+
+
+def test_clients_and_cursors_are_shown_to_who_may_read_them_by_name(world: World) -> None:
+    logs = (TopicSelection("logs.web"),)
+    for name in ("web", "other"):
+        world.do(RegisterProducerCommand(now_ms=1, topics=logs, name=name, principal="user:alice"))
+        world.do(RegisterConsumerCommand(now_ms=1, topics=logs, request_id=name, principal="user:alice"))
+    identity = ConnectionIdentity(user_principal("bob"))
+
+    def seen() -> list[tuple[str, int, tuple[str, ...]]]:
+        _, keep = world.control.check(identity, ListClients(), memoryview(b""))
+        kinds: tuple[Literal["producer", "consumer"], ...] = ("producer", "consumer")
+        all_ = tuple(ClientInfo(kind=kind, id=id_, topics=("logs.web", "x")) for kind in kinds for id_ in (1, 2))
+        assert keep is not None
+        found = world.control.filter(identity, keep, ClientsFound(clients=all_))
+        assert isinstance(found, ClientsFound)
+        assert found.is_partial == (len(found.clients) < len(all_))
+        return [(one.kind, one.id, one.topics) for one in found.clients]
+
+    cursors, queue = GetCursors(**AT, consumer_ids=(ConsumerId(1),)), GetQueue(**AT, group_id=ConsumerId(1))
+    assert seen() == []
+    world.grant("user:bob", "read", "topic", "logs.")
+    assert world.check("bob", cursors) == world.check("bob", queue) == "not_owner"
+    world.grant("user:bob", "read", "consumer", "web", is_prefix=False)
+    assert seen() == [("consumer", 1, ("logs.web",))]
+    assert world.check("bob", cursors) == world.check("bob", queue) == ""
+    assert world.check("bob", GetCursors(**AT, consumer_ids=(ConsumerId(2),))) == "not_owner"
+    assert world.check("bob", MoveCursor(**AT, cursors=((ConsumerId(1), Offset(0)),))) == "not_owner"
+    assert world.check("bob", Consume(**AT, consumer_id=ConsumerId(1))) == "not_owner"
+    world.grant("user:bob", "read", "producer", "")
+    assert [one[:2] for one in seen()] == [("producer", 1), ("producer", 2), ("consumer", 1)]
+    world.grant("user:bob", "read", "consumer", "")
+    assert len(seen()) == 4
+
+
+def test_owner_of_a_topic_is_shown_to_who_may_read_it(world: World) -> None:
+    identity = ConnectionIdentity(user_principal("bob"))
+    owned = TopicInfo(topic="logs.web", topic_id=LOGS, replicas=1, partitions=(), owner="user:alice")
+
+    def seen() -> str:
+        _, keep = world.control.check(identity, GetMetadata(with_owners=True), memoryview(b""))
+        assert keep is not None
+        found = world.control.filter(identity, keep, MetadataFound(cluster_id="c", index=Index(1), topics=(owned,)))
+        assert isinstance(found, MetadataFound)
+        return found.topics[0].owner
+
+    world.grant("user:bob", "write")
+    assert seen() == ""
+    world.grant("user:bob", "read")
+    assert seen() == "user:alice"
 
 
 def test_status_names_no_topic_that_is_not_seen(world: World) -> None:

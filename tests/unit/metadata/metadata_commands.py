@@ -26,7 +26,16 @@ from quiver.metadata.group_commands import (
     PartitionGrant,
     PartitionRelease,
 )
-from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, GroupKind, HoldPosition, Retention, StartFrom
+from quiver.metadata.rows import (
+    ALL_ROLES,
+    BrokerState,
+    EntityKind,
+    GroupKind,
+    HoldPosition,
+    OwnedKind,
+    Retention,
+    StartFrom,
+)
 from quiver.model import SESSION_BITS, PartitionId
 from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
@@ -100,7 +109,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "id": SMALL,
     "positions": HELD,
     "lasting_ms": st.sampled_from([0, 1_000, 2_000]),
-    "owner": st.sampled_from(["", "me"]),
+    "owner": st.sampled_from(["", "me", "user:alice", "user:bob"]),
+    "owned": st.sampled_from(list(OwnedKind)),
     "clients": tuples(
         st.builds(SilentClient, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES, epoch=SMALL),
         max_size=3,
