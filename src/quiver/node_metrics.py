@@ -6,14 +6,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
 
 from quiver.config import Settings
-from quiver.manager import GroupsStatus, ManagerStatus
+from quiver.manager import GroupsStatus, GroupStatus, ManagerStatus
 from quiver.metadata.store import MetadataStatus
 from quiver.metrics import MetricFamily, counter, gauge, labelled
 from quiver.security.limits import QuotaLimits
 from quiver.wire.admin_messages import LagInfo, NodeDescribed
+
+_OF_GROUPS: tuple[tuple[str, Literal["counter", "gauge"], str, Callable[[GroupStatus], float]], ...] = (
+    ("members", "gauge", "Members of a group; the largest groups only.", lambda one: one.members),
+    (
+        "unassigned_partitions",
+        "gauge",
+        "Partitions that members of a group subscribe to and that none owns.",
+        lambda one: one.unassigned,
+    ),
+    (
+        "assignment_version",
+        "gauge",
+        "The version of a group's assignment, which each rebalance raises.",
+        lambda one: one.version,
+    ),
+    ("rebalances_total", "counter", "How often partitions of a group were given or taken.", lambda one: one.rebalances),
+    (
+        "last_rebalance_timestamp_seconds",
+        "gauge",
+        "When partitions of a group were last given or taken, in seconds since 1970.",
+        lambda one: one.last_rebalance_ms / 1000,
+    ),
+)
+"""The metrics of one group: name, kind, sentence and value."""
 
 
 def describe_node(node: NodeDescribed, *, now_ms: int, feature_level: int) -> Iterable[MetricFamily]:
@@ -113,7 +138,8 @@ def describe_manager(status: ManagerStatus) -> Iterable[MetricFamily]:
 
 
 def describe_consumer_groups(status: GroupsStatus) -> Iterable[MetricFamily]:
-    """Return the metrics of the coordinator of consumer groups: totals, whatever the number of groups."""
+    """Return the metrics of the coordinator of consumer groups: totals, and the largest groups one by one."""
+    largest = status.largest
     return (
         gauge("quiver_groups", "Consumer groups, work queues included.", status.groups),
         gauge("quiver_group_members", "Members of consumer groups.", status.members),
@@ -129,6 +155,15 @@ def describe_consumer_groups(status: GroupsStatus) -> Iterable[MetricFamily]:
             "counter",
             "How often this primary gave partitions to members of groups or took them, by reason.",
             [((("reason", reason),), count) for reason, count in status.rebalances],
+        ),
+        *(
+            labelled(
+                f"quiver_consumer_group_{name}",
+                kind,
+                sentence,
+                [((("group", one.group),), get(one)) for one in largest],
+            )
+            for name, kind, sentence, get in _OF_GROUPS
         ),
     )
 

@@ -8,8 +8,8 @@ runs on managers and works on the primary: `Liveness` handles heartbeats, `Recon
 
 from quiver.manager.admin_service import AdminService
 from quiver.manager.change_handler import HeartbeatHandler
-from quiver.manager.group_coordinator import GroupsStatus
+from quiver.manager.group_coordinator import GroupsStatus, GroupStatus
 from quiver.manager.manager import Manager, ManagerStatus
 from quiver.manager.node_router import NodeRouter
 
-__all__ = ["AdminService", "GroupsStatus", "HeartbeatHandler", "Manager", "ManagerStatus", "NodeRouter"]
+__all__ = ["AdminService", "GroupStatus", "GroupsStatus", "HeartbeatHandler", "Manager", "ManagerStatus", "NodeRouter"]

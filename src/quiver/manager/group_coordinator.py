@@ -74,6 +74,8 @@ PATTERNS_MS = 5_000
 """Interval at which groups with patterns are planned again: members may read other topics by then."""
 BATCH_MAX = 5_000
 """Most releases, or removed members, in one command."""
+GROUPS_MAX = 200
+"""Most groups that have metrics of their own."""
 
 T = TypeVar("T")
 _STALE = ("group_changed", "bad_assignment")
@@ -129,6 +131,19 @@ class CommandBatcher(Generic[T]):
         self._outcome.reject(NotPrimaryError("not done: this manager is not the primary any more"))
 
 
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One group with members, for metrics."""
+
+    group: str
+    members: int
+    unassigned: int
+    """Partitions that members subscribe to and nobody owns."""
+    version: int
+    """The version of its assignment."""
+    rebalances: int
+    last_rebalance_ms: int
+
+
 class GroupsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the groups of a cluster; only the primary knows all of it."""
 
@@ -142,6 +157,8 @@ class GroupsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions that members were asked to release."""
     rebalances: tuple[tuple[str, int], ...] = ()
     """How often this primary gave or took partitions, by reason."""
+    largest: tuple[GroupStatus, ...] = ()
+    """The groups with members, those with the most of them only."""
 
 
 class GroupCoordinator:
@@ -193,14 +210,19 @@ class GroupCoordinator:
     def status(self) -> GroupsStatus:
         """Return a snapshot for people and metrics."""
         view = self._store.view()
-        members, active = view.group_members.values(), {group_id for group_id, _ in view.group_members}
+        members, sizes = view.group_members.values(), Counter(group_id for group_id, _ in view.group_members)
+        unassigned = {group_id: count_unassigned(view, view.members_of(group_id))[1] for group_id in sizes}
         return GroupsStatus(
             groups=len(view.consumer_groups),
             members=len(members),
             assigned=sum(len(member.owned) for member in members),
-            unassigned=sum(count_unassigned(view, view.members_of(group_id))[1] for group_id in active),
+            unassigned=sum(unassigned.values()),
             revoking=sum(one.is_revoking for member in members for one in member.owned),
             rebalances=tuple((reason, self._rebalances[reason]) for reason in _REASONS),
+            largest=tuple(
+                _describe(view, group_id, size, unassigned[group_id])
+                for group_id, size in sizes.most_common(GROUPS_MAX)
+            ),
         )
 
     # -- requests --------------------------------------------------------------------------------
@@ -430,3 +452,15 @@ class GroupCoordinator:
 
     def _remove_command(self, reason: str, members: tuple[GroupMember, ...]) -> Command[CommandDone]:
         return RemoveMembers(now_ms=self._clock.wall_ms(), members=members, reason=reason)
+
+
+def _describe(view: View, group_id: ConsumerId, members: int, unassigned: int) -> GroupStatus:
+    row = view.consumer_groups[group_id]
+    return GroupStatus(
+        group=view.consumers[group_id].request_id,
+        members=members,
+        unassigned=unassigned,
+        version=row.version,
+        rebalances=row.rebalances,
+        last_rebalance_ms=row.last_rebalance_ms,
+    )

@@ -335,6 +335,10 @@ def test_groups_are_described() -> None:
         assert status is not None
         assert (status.groups, status.members, status.assigned, status.unassigned) == (1, 1, 3, 0)
         assert dict(status.rebalances)["joined"] >= 1
+        (largest,) = status.largest
+        assert (largest.group, largest.members, largest.unassigned) == ("g", 1, 0)
+        assert (largest.version, largest.rebalances) == (info.version, info.rebalances)
+        assert largest.last_rebalance_ms == info.last_rebalance_ms > 0
 
     work(test)
 
