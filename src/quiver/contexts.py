@@ -107,7 +107,7 @@ def resolve(
     environment = os.environ if environment is None else environment
     given = () if addresses is None else split_addresses(addresses)
     if addresses is not None and not given:
-        raise RequestError("no address given: pass at least one host:port of a node", code="bad_address")
+        raise RequestError("not done: no address given: pass at least one host:port of a node", code="bad_address")
     said = Context(
         addresses=given,
         tls=tls,

@@ -127,7 +127,7 @@ class AsyncClusterAdministration:
         known = next((client for client in await self.clients("consumer", topic) if client.id == consumer_id), None)
         if known is None:
             scope = "" if topic is None else f" of topic {topic!r}"
-            raise NotFoundError(f"unknown consumer {consumer_id}{scope}", code="unknown_consumer")
+            raise NotFoundError(f"not done: unknown consumer {consumer_id}{scope}", code="unknown_consumer")
         return await find_lag(self.router, ConsumerId(consumer_id), known.topics if topic is None else (topic,))
 
     async def reset(

@@ -517,9 +517,9 @@ class AsyncCluster(AsyncClusterQueues, AsyncClusterAdministration):
         is_digesting: bool,
     ) -> ConsumerCore:
         if is_digesting and not name:
-            raise RequestError("digests need a consumer with a name: pass name=...", code="no_consumer_name")
+            raise RequestError("not done: digests need a consumer with a name: pass name=...", code="no_consumer_name")
         if is_digesting and subscription.pattern is not None:
-            raise RequestError("digests need topics by name, not a pattern", code="bad_topics")
+            raise RequestError("not done: digests need topics by name, not a pattern", code="bad_topics")
         core = await ConsumerCore.open(
             self.router,
             subscription,

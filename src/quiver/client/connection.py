@@ -79,7 +79,7 @@ def connect_async(
     """
     options = ClusterOptions(timeout_ms=to_ms(timeout, "timeout"), client_name=client_name)
     if token and (user or password_file):
-        raise RequestError("a token and a user are both given: give one of them", code="bad_credentials")
+        raise RequestError("not done: a token and a user are both given: give one of them", code="bad_credentials")
     given = [part for one in addresses for part in ((one,) if isinstance(one, str) else one)]
     target = resolve(
         given if addresses else None,

@@ -71,7 +71,7 @@ def parse_subscription(topic: str | re.Pattern[str] | Iterable[str], partitions:
     chosen = tuple(map(PartitionId, partitions))
     if isinstance(topic, re.Pattern):
         if not isinstance(topic.pattern, str):
-            raise RequestError("a pattern of topics is one of text, not of bytes", code="bad_topics")
+            raise RequestError("not done: a pattern of topics is one of text, not of bytes", code="bad_topics")
         subscription = Subscription(pattern=topic, partitions=chosen)
     else:
         topics = (topic,) if isinstance(topic, str) else tuple(dict.fromkeys(topic))
@@ -80,7 +80,7 @@ def parse_subscription(topic: str | re.Pattern[str] | Iterable[str], partitions:
             raise RequestError(message, code="bad_topics")
         subscription = Subscription(topics=topics, partitions=chosen)
     if chosen and len(subscription.topics) != 1:
-        raise RequestError("partitions can be chosen for one topic only", code="several_topics")
+        raise RequestError("not done: partitions can be chosen for one topic only", code="several_topics")
     return subscription
 
 
@@ -137,7 +137,9 @@ class ConsumerCore:
             digest_reporters=digest_reporters,
         )
         if not core.is_named and options.auto_commit_ms is not None:
-            raise RequestError("auto_commit needs a consumer with a name: pass name=...", code="no_consumer_name")
+            raise RequestError(
+                "not done: auto_commit needs a consumer with a name: pass name=...", code="no_consumer_name"
+            )
         try:
             topics = subscription.topics or await core._find_matches(deadline)
             await core._add_topics(topics, deadline=deadline)
@@ -364,7 +366,9 @@ class ConsumerCore:
             # Partitions given by the caller are checked now: waiting for one that does not exist would never end.
             info = await self._router.find_topic(topic, deadline=deadline, age_ms_max=0 if partitions else None)
             if unknown := set(partitions) - {partition.partition_id for partition in info.partitions}:
-                raise NotFoundError(f"topic {topic!r} has no partition {min(unknown)}", code="unknown_partition")
+                raise NotFoundError(
+                    f"not done: topic {topic!r} has no partition {min(unknown)}", code="unknown_partition"
+                )
             self._cursors[topic] = ConsumerCursors(self._router, topic, self.consumer_id, session=self.session)
             wanted = partitions or [partition.partition_id for partition in info.partitions]
             await self._add(topic, wanted, self.options.start, deadline=deadline)

@@ -51,7 +51,7 @@ def parse_seeds(addresses: Iterable[str]) -> tuple[Seed, ...]:
     """Parse addresses; one text may hold several, separated by commas."""
     seeds = tuple(map(_parse_seed, split_addresses(addresses)))
     if not seeds:
-        raise RequestError("no address given: pass at least one host:port of a node", code="bad_address")
+        raise RequestError("not done: no address given: pass at least one host:port of a node", code="bad_address")
     return seeds
 
 
@@ -62,16 +62,18 @@ def _parse_seed(text: str) -> Seed:
     scheme = scheme.lower()
     if scheme not in ("http", "https", "quiver"):
         advice = "use host:port, http://…, https://… or quiver://…"
-        raise RequestError(f"bad address {text[:300]!r}: {advice}", code="bad_address")
+        raise RequestError(f"not done: bad address {text[:300]!r}: {advice}", code="bad_address")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise RequestError(f"bad address {text[:300]!r}: {error}", code="bad_address") from None
+        raise RequestError(f"not done: bad address {text[:300]!r}: {error}", code="bad_address") from None
     if parts.username is not None or parts.password is not None:  # it must not be ignored, and not be shown
-        raise RequestError("bad address: it holds a user name or password, which is not supported", code="bad_address")
+        raise RequestError(
+            "not done: bad address: it holds a user name or password, which is not supported", code="bad_address"
+        )
     if not host or port == 0 or rest.rstrip("/") != parts.netloc:
-        raise RequestError(f"bad address {text[:300]!r}: give only a host and a port", code="bad_address")
+        raise RequestError(f"not done: bad address {text[:300]!r}: give only a host and a port", code="bad_address")
     if scheme != "quiver":
         return Seed("http", host, http_port=port or HTTP_PORT)
     return Seed("wire", host, wire_port=port or WIRE_PORT)

@@ -146,18 +146,22 @@ def explain(
 
 async def _ask_node(router: Router, node: NodeInfo | None, request: ExplainReplica) -> ReplicaExplained:
     if node is None:
-        raise NotFoundError("the node is not in the metadata any more", code="unknown_broker")
+        raise NotFoundError("not done: the node is not in the metadata any more", code="unknown_broker")
     return await router.ask_at(node.wire_address, request, deadline=router.deadline(ANSWER_MS_MAX))
 
 
 def _find_partition(found: MetadataFound, topic: str, partition: int) -> tuple[TopicInfo, PartitionInfo]:
     info = next((one for one in found.topics if one.topic == topic), None)
     if info is None:
-        raise NotFoundError(f"unknown topic {topic!r}; `quiver topic list` lists all topics", code="unknown_topic")
+        raise NotFoundError(
+            f"not done: unknown topic {topic!r}; `quiver topic list` lists all topics", code="unknown_topic"
+        )
     row = next((one for one in info.partitions if one.partition_id == partition), None)
     if row is None:
         last = len(info.partitions) - 1
-        raise NotFoundError(f"topic {topic!r} has partitions 0 to {last}, not {partition}", code="unknown_partition")
+        raise NotFoundError(
+            f"not done: topic {topic!r} has partitions 0 to {last}, not {partition}", code="unknown_partition"
+        )
     return info, row
 
 

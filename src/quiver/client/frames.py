@@ -32,7 +32,7 @@ def require_library(name: str) -> None:
     """Raise `RequestError` if pyarrow or the library of a kind of frames is not installed."""
     require_arrow()
     if find_spec(name) is None:
-        raise RequestError(f"{name} frames need {name}: pip install {name}", code=f"{name}_not_installed")
+        raise RequestError(f"not done: {name} frames need {name}: pip install {name}", code=f"{name}_not_installed")
 
 
 def table_of(slices: Sequence[Slice], *, is_with_headers: bool, schema: pa.Schema | None = None) -> pa.Table:

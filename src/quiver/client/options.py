@@ -109,7 +109,7 @@ def to_compression(name: str | None) -> Compression:
     try:
         return Compression[(name or "none").upper()]
     except KeyError:
-        raise OutOfRangeError(f"unsupported compression {name!r}; use None, 'lz4' or 'zstd'") from None
+        raise OutOfRangeError(f"not done: unsupported compression {name!r}; use None, 'lz4' or 'zstd'") from None
 
 
 def check_options(options: msgspec.Struct) -> None:

@@ -100,7 +100,7 @@ def check_incarnation(info: TopicInfo, topic_id: TopicId) -> None:
 def check_partition(info: TopicInfo, partition: int) -> None:
     """Raise `NotFoundError` if a topic does not have a partition."""
     if not 0 <= partition < len(info.partitions):
-        raise NotFoundError(f"topic {info.topic!r} has no partition {partition}", code="unknown_partition")
+        raise NotFoundError(f"not done: topic {info.topic!r} has no partition {partition}", code="unknown_partition")
 
 
 async def _find_offset(router: Router, topic: str, topic_id: TopicId, partition: int, at: OffsetSpec) -> int:
@@ -134,7 +134,7 @@ class RangeReader:
         fetch_bytes: int,
     ) -> None:
         if not 0 <= first_offset <= end_offset:
-            raise OutOfRangeError(f"offsets from {first_offset} up to {end_offset} are not a valid range")
+            raise OutOfRangeError(f"not done: offsets from {first_offset} up to {end_offset} are not a valid range")
         self._router, self._topic, self._partition = router, topic, PartitionId(partition)
         self._topic_id = None if topic_id is None else TopicId(topic_id)
         self._position, self._end_offset = Offset(first_offset), Offset(end_offset)

@@ -110,7 +110,7 @@ async def plan_scan(
     first_offsets = await _resolve(router, firsts, start, "earliest")
     end_offsets = await _resolve(router, ends, end, "latest")
     if unknown := set(partitions) - set(ends.offsets):
-        raise NotFoundError(f"topic {topic!r} has no partition {min(unknown)}", code="unknown_partition")
+        raise NotFoundError(f"not done: topic {topic!r} has no partition {min(unknown)}", code="unknown_partition")
     ranges = []
     for partition in sorted(set(partitions) or ends.offsets):
         end_offset = min(end_offsets[partition], ends.offsets[partition])
@@ -136,7 +136,9 @@ async def _resolve(
         return known.offsets
     if isinstance(bound, Mapping):
         if unknown := set(bound) - set(known.offsets):
-            raise NotFoundError(f"topic {known.topic!r} has no partition {min(unknown)}", code="unknown_partition")
+            raise NotFoundError(
+                f"not done: topic {known.topic!r} has no partition {min(unknown)}", code="unknown_partition"
+            )
         found = {**known.offsets, **bound}
     elif isinstance(bound, datetime | str):
         at: OffsetSpecs = bound if isinstance(bound, str) else round(bound.timestamp() * 1000)
@@ -144,7 +146,9 @@ async def _resolve(
     else:
         found = dict.fromkeys(known.offsets, bound)
     if any(type(offset) is not int or offset < 0 for offset in found.values()):
-        raise OutOfRangeError(f"not a position of a scan: {bound!r}; use 'earliest', 'latest', an offset, a datetime")
+        raise OutOfRangeError(
+            f"not done: not a position of a scan: {bound!r}; use 'earliest', 'latest', an offset, a datetime"
+        )
     return found
 
 

@@ -42,7 +42,9 @@ def table_schema(*, is_with_headers: bool, schema: pa.Schema | None) -> pa.Schem
     if schema is None:
         return pa.schema(fields)
     if taken := {field.name for field in fields if field.name != "value"} & set(schema.names):
-        raise RequestError(f"the schema names {', '.join(sorted(taken))}, which every table has", code="bad_schema")
+        raise RequestError(
+            f"not done: the schema names {', '.join(sorted(taken))}, which every table has", code="bad_schema"
+        )
     at = next(number for number, field in enumerate(fields) if field.name == "value")
     return pa.schema([*fields[:at], *_nullable(schema), *fields[at + 1 :]])
 
@@ -100,7 +102,7 @@ def _parse_chunk(table: pa.Table, schema: pa.Schema) -> pa.Table:
                 place = f"topic {topic!r} partition {partition} offset {offset}"
                 message = f"{place}: the value is not a JSON object of the schema: {cause}"
                 raise DecodeError(message, code="bad_json") from None
-        raise RequestError(f"the schema cannot be read from JSON: {error}", code="bad_schema") from None
+        raise RequestError(f"not done: the schema cannot be read from JSON: {error}", code="bad_schema") from None
 
 
 def _parse(values: pa.ChunkedArray[Any], schema: pa.Schema) -> pa.Table:

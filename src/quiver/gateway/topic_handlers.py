@@ -117,7 +117,7 @@ class TopicHandlers:
             await catch_up(self._router, deadline=deadline)
             found = await self._metadata((name,), deadline)
         if not found.topics:
-            raise NotFoundError(f"unknown topic {name!r}", code="unknown_topic")
+            raise NotFoundError(f"not done: unknown topic {name!r}", code="unknown_topic")
         return found.topics[0], found
 
     async def _metadata(self, topics: tuple[str, ...] | None, deadline: Deadline) -> MetadataFound:

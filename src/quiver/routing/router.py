@@ -116,7 +116,7 @@ class Router:
         if node not in self.cache.nodes:
             await self.refresh_all(deadline=deadline)
         if node not in self.cache.nodes:
-            raise NotFoundError(f"the cluster has no node {node}", code="unknown_broker")
+            raise NotFoundError(f"not done: the cluster has no node {node}", code="unknown_broker")
         return await self._call(self.cache.nodes[node].wire_address, request, (), deadline=deadline)
 
     # -- topics ----------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Router:
                 await self._refresh(name, deadline=deadline, is_linearizable=is_linearizable)
                 known = self.cache.topic(name, age_ms_max=self.options.timeout_ms)
         if known is None:
-            raise NotFoundError(f"unknown topic {name!r}", code="unknown_topic")
+            raise NotFoundError(f"not done: unknown topic {name!r}", code="unknown_topic")
         return known
 
     @asynccontextmanager
