@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import click
+import msgspec
 
 from quiver.cli.options import connect_async, json_option, url_option
 from quiver.cli.output import FOUND, format_count, print_json
 from quiver.operations.backup import create_backup
-from quiver.operations.backup_folder import Manifest, read_cluster, read_manifest
+from quiver.operations.backup_folder import BackupCounts, Manifest, count_content, read_cluster, read_manifest
 from quiver.operations.restore import describe_shift, restore_backup, verify_backup
 
 _TOPICS = click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="Only this topic; may be repeated.")
@@ -24,22 +25,28 @@ def backup() -> None:
 @backup.command("create", epilog="Example: quiver backup create --to /backup/monday --topic logs --topic audit")
 @click.option("--to", "folder", type=_FOLDER, required=True, help="Empty or new folder.")
 @_TOPICS
-@click.option("--all", "is_all", is_flag=True, help="All topics.")
+@click.option("--all", "is_all", is_flag=True, help="All topics, except internal ones, such as quiver.audit.")
 @json_option
 @url_option
 def create(*, folder: str, topics: tuple[str, ...], is_all: bool, as_json: bool, url: str) -> None:
-    """Copy the committed records of topics, their configuration, cursors of named consumers and named producers.
+    """Copy the committed records of topics, their configuration, named producers and consumers, and quotas.
 
-    Nobody is interrupted; a hold keeps retention away meanwhile. The manifest is written last: a folder without it is
-    an interrupted backup, and is refused by `verify` and `restore`.
+    Consumers with their cursors, queues with their settings; all with their owners. Nobody is interrupted; a hold keeps
+    retention away meanwhile. What is not in the backup is said: see "left out". The manifest is written last: a folder
+    without it is an interrupted backup, and is refused by `verify` and `restore`.
     """
     if bool(topics) == is_all:
         raise click.UsageError("give --topic, or --all")
     manifest = asyncio.run(_create(folder, topics, as_json=as_json, url=url))
+    content = read_cluster(folder)
+    counts = count_content(content)
     if as_json:
-        print_json(manifest)
+        saved = msgspec.structs.asdict(manifest) | msgspec.structs.asdict(counts)
+        print_json(saved | {"left_out": content.left_out})
         return
-    click.echo(f"backed up {format_count(manifest.records, 'record')} to {folder}")
+    for sentence in content.left_out:
+        click.echo(f"left out: {sentence}")
+    click.echo(f"backed up {_describe(counts)} to {folder}")
 
 
 @backup.command("verify", epilog="Example: quiver backup verify /backup/monday")
@@ -69,14 +76,25 @@ def restore(*, folder: str, topics: tuple[str, ...], url: str) -> None:
     """Create the topics of a backup, or those named, with their records and clients, and compare them with the backup.
 
     Refused if one of the topics exists. Offsets stay the same where the partition began at offset 0; otherwise they
-    begin again at 0, and cursors move with them.
+    begin again at 0, and cursors move with them. An administrator also restores owners and, with all topics, quotas.
+    Create users and roles before. Internal topics are restored only if they are named.
     """
-    records = asyncio.run(_restore(folder, topics, url))
+    counts = asyncio.run(_restore(folder, topics, url))
     for topic, shifts in describe_shift(read_cluster(folder)).items():
         if not topics or topic in topics:
             shown = ", ".join(f"partition {part} by {by}" for part, by in shifts.items())
             click.echo(f"{topic}: offsets are lower than in the source: {shown}")
-    click.echo(f"restored {format_count(records, 'record')}")
+    click.echo(f"restored {_describe(counts)}")
+
+
+def _describe(counts: BackupCounts) -> str:
+    """Return counts in words."""
+    cursors = f" with {format_count(counts.cursors, 'cursor')}" if counts.consumers else ""
+    return (
+        f"{format_count(counts.records, 'record')} of {format_count(counts.topics, 'topic')}, "
+        f"{format_count(counts.producers, 'producer')}, {format_count(counts.consumers, 'consumer')}{cursors}, "
+        f"{format_count(counts.quotas, 'quota')}"
+    )
 
 
 async def _create(folder: str, topics: tuple[str, ...], *, as_json: bool, url: str) -> Manifest:
@@ -84,6 +102,6 @@ async def _create(folder: str, topics: tuple[str, ...], *, as_json: bool, url: s
         return await create_backup(cluster, folder, topics, (lambda _: None) if as_json else click.echo)
 
 
-async def _restore(folder: str, topics: tuple[str, ...], url: str) -> int:
+async def _restore(folder: str, topics: tuple[str, ...], url: str) -> BackupCounts:
     async with connect_async(url) as cluster:
         return await restore_backup(cluster, folder, topics, click.echo)

@@ -5,10 +5,11 @@ one of its readers could have read then. The order of the steps makes the whole 
 
 1. a hold keeps retention from removing records while they are copied;
 2. cursors of named consumers are read *before* the end offsets, so that no cursor is beyond the copied records;
-3. the topics' configuration is read after the end offsets, at one index of the metadata;
+3. the topics' configuration and owners are read after the end offsets, at one index of the metadata;
 4. the batches are copied as they are; a batch that crosses a bound is copied whole, and the bound is noted.
 
-Leaves nothing in the cluster: the hold is released, and it expires by itself if this program dies.
+Leaves nothing in the cluster: the hold is released, and it expires by itself if this program dies. What the user of the
+backup may not read is not in it; as far as the cluster says so, `left_out` names it.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ import msgspec
 from quiver import __version__
 from quiver.client.cluster import AsyncCluster
 from quiver.errors import NotFoundError
+from quiver.operations.backup_clients import find_clients, find_quotas
 from quiver.operations.backup_folder import (
     CLUSTER_NAME,
     VERSION,
     BackupFile,
     ClusterBackup,
-    ConsumerBackup,
     FileEntry,
     Manifest,
     PartitionBackup,
-    ProducerBackup,
     TopicBackup,
     prepare_folder,
     write_manifest,
 )
 from quiver.operations.record_digests import RecordDigest
+from quiver.security.permissions import INTERNAL_PREFIX
 from quiver.wire.messages import GetMetadata, TopicInfo
 
 HOLD_S = 600.0
@@ -47,7 +48,7 @@ Report = Callable[[str], None]
 
 
 async def create_backup(cluster: AsyncCluster, folder: str, topics: Sequence[str], report: Report) -> Manifest:
-    """Back up these topics, or all if none is named; return the manifest.
+    """Back up these topics, or all but internal ones if none is named; return the manifest.
 
     Raises:
         ConflictError: the folder is not empty (`backup_exists`), or a topic was deleted and created again meanwhile.
@@ -56,16 +57,19 @@ async def create_backup(cluster: AsyncCluster, folder: str, topics: Sequence[str
     known = await cluster.list_topics()
     if unknown := sorted(set(topics) - set(known)):
         raise NotFoundError(f"not done: unknown topic {unknown[0]!r}", code="unknown_topic")
-    chosen = list(dict.fromkeys(topics)) or known
+    internal = [topic for topic in known if topic.startswith(INTERNAL_PREFIX)]
+    chosen = list(dict.fromkeys(topics)) or [topic for topic in known if topic not in internal]
+    left_out = [] if topics else [f"internal topic {topic}" for topic in internal]
     prepare_folder(folder)
     first = {topic: (await cluster.offsets(topic, "earliest")).offsets for topic in chosen}
     async with _holding(cluster, first) as renew:
         first = {topic: (await cluster.offsets(topic, "earliest")).offsets for topic in chosen}  # held from here on
-        consumers, producers = await _find_clients(cluster, chosen)
+        producers, consumers = await find_clients(cluster.router, chosen, left_out)
         ends = {topic: await cluster.offsets(topic, "latest") for topic in chosen}
         found = (
             await cluster.router.ask(
-                GetMetadata(topics=tuple(chosen), is_linearizable=True), deadline=cluster.router.deadline()
+                GetMetadata(topics=tuple(chosen), is_linearizable=True, with_owners=True),
+                deadline=cluster.router.deadline(),
             )
         )[0]
         infos = {info.topic: info for info in found.topics}
@@ -82,6 +86,8 @@ async def create_backup(cluster: AsyncCluster, folder: str, topics: Sequence[str
         topics=tuple(saved),
         consumers=consumers,
         producers=producers,
+        quotas=await find_quotas(cluster, left_out),
+        left_out=tuple(left_out),
     )
     return _complete(folder, content, files)
 
@@ -123,6 +129,7 @@ class _TopicCopier:
             replicas=info.replicas,
             retention=info.retention,
             is_encrypted=info.is_encrypted,
+            owner=info.owner,
             partitions=tuple([await self._copy(part, *bounds[part], files) for part in sorted(bounds)]),
         )
 
@@ -162,23 +169,3 @@ async def _holding(cluster: AsyncCluster, offsets: dict[str, dict[int, int]]) ->
         yield renew
     finally:
         await cluster.release_hold(name)
-
-
-async def _find_clients(
-    cluster: AsyncCluster, topics: Sequence[str]
-) -> tuple[tuple[ConsumerBackup, ...], tuple[ProducerBackup, ...]]:
-    """Return the clients that have a name, as far as they use these topics."""
-    consumers: list[ConsumerBackup] = []
-    producers: list[ProducerBackup] = []
-    for client in await cluster.clients():
-        used = tuple(topic for topic in client.topics if topic in topics)
-        if not client.name or not used:
-            continue
-        if client.kind == "producer":
-            producers.append(ProducerBackup(name=client.name, topics=used))
-            continue
-        cursors: dict[str, dict[int, int]] = {}
-        for topic in used:
-            cursors[topic] = {lag.partition: lag.cursor for lag in await cluster.lag(client.id, topic)}
-        consumers.append(ConsumerBackup(name=client.name, cursors=cursors))
-    return tuple(consumers), tuple(producers)

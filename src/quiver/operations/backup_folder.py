@@ -1,7 +1,7 @@
 """The folder of a backup: its files, their checksums, and the manifest that makes it complete.
 
     <folder>/manifest.json                     written last: a folder without it is no backup
-    <folder>/cluster.json                      topics, named consumers with their cursors, named producers
+    <folder>/cluster.json                      topics, named producers and consumers, cursors, owners, settings, quotas
     <folder>/topics/<number>/<partition>.batches   the batches of one partition, as they were on the wire
 
 Batches have checksums of their own; the manifest adds the SHA-256 of every file and, for each partition, the digest of
@@ -19,8 +19,10 @@ from typing import TypeVar
 import msgspec
 
 from quiver.errors import ConflictError, DamageError, DecodeError
+from quiver.groups.settings import QueueSettings
 from quiver.record import Batch, decode_batches
 from quiver.record.header import HEADER_BYTES, decode_header
+from quiver.security.limits import QuotaLimits
 from quiver.wire.messages import RetentionInfo
 
 T = TypeVar("T")
@@ -53,13 +55,20 @@ class TopicBackup(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionBackup, ...]
     is_encrypted: bool = False
     """Whether the cluster's disks held it encrypted; the backup itself does not."""
+    owner: str | None = None
+    """The user that it belongs to, such as `user:alice`; empty: nobody; None: an earlier program made the backup."""
 
 
 class ConsumerBackup(msgspec.Struct, frozen=True, kw_only=True):
-    """A named consumer and its cursors, by topic and partition."""
+    """A named consumer, which is a group, and its cursors, by topic and partition."""
 
     name: str
     cursors: dict[str, dict[int, int]]
+    """Of a work queue: the first record of each partition that is not settled."""
+    owner: str | None = None
+    """As in `TopicBackup`."""
+    queue: QueueSettings | None = None
+    """The settings of a work queue; None: it is none."""
 
 
 class ProducerBackup(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +76,15 @@ class ProducerBackup(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     topics: tuple[str, ...]
+    owner: str | None = None
+    """As in `TopicBackup`."""
+
+
+class QuotaBackup(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a user, a role, a topic, or the default."""
+
+    subject: str
+    limits: QuotaLimits
 
 
 class ClusterBackup(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +96,20 @@ class ClusterBackup(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[TopicBackup, ...]
     consumers: tuple[ConsumerBackup, ...]
     producers: tuple[ProducerBackup, ...]
+    quotas: tuple[QuotaBackup, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """What of the cluster is not in the backup although it might be: a sentence each."""
+
+
+class BackupCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a backup holds, or how much was restored."""
+
+    records: int
+    topics: int
+    producers: int
+    consumers: int
+    cursors: int
+    quotas: int
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +207,20 @@ def read_manifest(folder: str) -> Manifest:
 def read_cluster(folder: str) -> ClusterBackup:
     """Return the topics and clients of a backup; raises `DamageError`."""
     return _decode(os.path.join(folder, CLUSTER_NAME), ClusterBackup)
+
+
+def count_content(content: ClusterBackup) -> BackupCounts:
+    """Return how much a backup holds."""
+    cursors = (len(by_partition) for one in content.consumers for by_partition in one.cursors.values())
+    partitions = (one for topic in content.topics for one in topic.partitions)
+    return BackupCounts(
+        records=sum(one.end_offset - one.first_offset for one in partitions),
+        topics=len(content.topics),
+        producers=len(content.producers),
+        consumers=len(content.consumers),
+        cursors=sum(cursors),
+        quotas=len(content.quotas),
+    )
 
 
 def find_damage(folder: str, manifest: Manifest) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Every file is verified before anything is created, and a topic that exists already is refused. The batches are appended
 in order by one producer, so that a retry is never a duplicate; they keep their records' keys, values, headers and
 timestamps. Retention is configured last, after the digests of what the cluster holds were compared with the backup's.
+`restore_clients` does the rest: named clients with cursors, owners and queue settings, and quotas.
 
 A partition whose log began at offset 0 gets the same offsets. One that retention had trimmed to offset S begins again
 at 0, since an empty partition cannot begin elsewhere: offset o becomes o - S, and cursors are moved by as much. The
@@ -12,14 +13,14 @@ time of appending, by which retention counts age, is that of the restore.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quiver.client.cluster import AsyncCluster
 from quiver.errors import ConflictError, DamageError, NotFoundError, QuiverError
 from quiver.model import Offset, PartitionId, ProducerId
 from quiver.operations.backup_folder import (
+    BackupCounts,
     ClusterBackup,
-    ConsumerBackup,
     PartitionBackup,
     TopicBackup,
     find_damage,
@@ -28,12 +29,12 @@ from quiver.operations.backup_folder import (
     read_manifest,
 )
 from quiver.operations.record_digests import RecordDigest
+from quiver.operations.restore_clients import ClientRestorer, Owners, Report, restore_quotas
 from quiver.record import Batch, build_batch
 from quiver.record.builder import reseal_batch
 from quiver.record.compression import Compression
+from quiver.security.permissions import INTERNAL_PREFIX
 from quiver.wire.messages import Produce, RegisterProducerRequest, Selection, TopicInfo
-
-Report = Callable[[str], None]
 
 
 def verify_backup(folder: str) -> list[str]:
@@ -45,8 +46,10 @@ def verify_backup(folder: str) -> list[str]:
     return list(find_damage(folder, read_manifest(folder)))
 
 
-async def restore_backup(cluster: AsyncCluster, folder: str, topics: Sequence[str], report: Report) -> int:
-    """Restore these topics of a backup, or all if none is named; return the number of records.
+async def restore_backup(cluster: AsyncCluster, folder: str, topics: Sequence[str], report: Report) -> BackupCounts:
+    """Restore these topics of a backup, or all but internal ones if none is named; return how much that was.
+
+    Quotas are restored with all topics only.
 
     Raises:
         ConflictError: not done; a topic exists in the cluster (`topic_exists`).
@@ -56,7 +59,7 @@ async def restore_backup(cluster: AsyncCluster, folder: str, topics: Sequence[st
     if damage := verify_backup(folder):
         raise DamageError(f"not done: {folder}: {damage[0]} ({len(damage)} files damaged)", code="backup_damaged")
     content = read_cluster(folder)
-    chosen = _choose(content, topics, folder)
+    chosen = _choose(content, topics, folder, report)
     existing = sorted({one.topic for one in chosen}.intersection(await cluster.list_topics()))
     if existing:
         raise ConflictError(
@@ -64,26 +67,41 @@ async def restore_backup(cluster: AsyncCluster, folder: str, topics: Sequence[st
             "restore into another cluster",
             code="topic_exists",
         )
-    records = 0
+    records, owners = 0, Owners(cluster, report)
     for topic in chosen:
         try:
-            records += await _restore_topic(cluster, folder, topic)
+            records += await _restore_topic(cluster, folder, topic, owners)
         except QuiverError as error:
             error.add_note(f"topic {topic.topic!r} is restored in part: delete it before you restore it again")
             raise
         report(f"{topic.topic}: restored and equal")
-    await _restore_clients(cluster, content, {one.topic: one for one in chosen})
-    return records
+    clients = ClientRestorer(cluster, {one.topic: one for one in chosen}, owners)
+    await clients.restore(content)
+    quotas = 0 if topics else await restore_quotas(cluster, content.quotas, report)
+    await owners.report_unknown()
+    return BackupCounts(
+        records=records,
+        topics=len(chosen),
+        producers=clients.producers,
+        consumers=clients.consumers,
+        cursors=clients.cursors,
+        quotas=quotas,
+    )
 
 
-def _choose(content: ClusterBackup, topics: Sequence[str], folder: str) -> list[TopicBackup]:
+def _choose(content: ClusterBackup, topics: Sequence[str], folder: str, report: Report) -> list[TopicBackup]:
     known = {one.topic: one for one in content.topics}
     if unknown := sorted(set(topics) - known.keys()):
         raise NotFoundError(f"not done: {folder} has no topic {unknown[0]!r}", code="unknown_topic")
-    return [known[topic] for topic in dict.fromkeys(topics)] or list(known.values())
+    if topics:
+        return [known[topic] for topic in dict.fromkeys(topics)]
+    for topic in known:
+        if topic.startswith(INTERNAL_PREFIX):  # the cluster writes its own; backups of earlier programs have it
+            report(f"{topic}: internal, not restored; name it with --topic to restore it")
+    return [one for topic, one in known.items() if not topic.startswith(INTERNAL_PREFIX)]
 
 
-async def _restore_topic(cluster: AsyncCluster, folder: str, topic: TopicBackup) -> int:
+async def _restore_topic(cluster: AsyncCluster, folder: str, topic: TopicBackup, owners: Owners) -> int:
     brokers = sum("broker" in node.roles for node in await cluster.brokers())
     await cluster.create_topic(
         topic.topic,
@@ -91,6 +109,8 @@ async def _restore_topic(cluster: AsyncCluster, folder: str, topic: TopicBackup)
         replicas=max(1, min(topic.replicas, brokers)),
         encrypted=topic.is_encrypted or None,  # never in plain text on disks what was not
     )
+    created = await cluster.router.find_topic(topic.topic, deadline=cluster.router.deadline())
+    await owners.give("topic", created.topic_id, topic.owner)
     appender = _Appender(cluster, topic.topic)
     await appender.open()
     try:
@@ -182,31 +202,6 @@ class _Appender:
 
 def _produce(info: TopicInfo, partition: PartitionId) -> Produce:
     return Produce(topic_id=info.topic_id, partition_id=partition)
-
-
-async def _restore_clients(cluster: AsyncCluster, content: ClusterBackup, topics: dict[str, TopicBackup]) -> None:
-    """Register named clients again, and move the consumers' cursors to the same records."""
-    for producer in content.producers:
-        used = tuple(Selection(topic=topic) for topic in producer.topics if topic in topics)
-        if used:
-            request = RegisterProducerRequest(topics=used, name=producer.name)
-            await cluster.router.ask(request, deadline=cluster.router.deadline())
-    for consumer in content.consumers:
-        for topic, cursors in _shifted(consumer, topics).items():
-            await cluster.move_cursors(topic, consumer.name, cursors)
-
-
-def _shifted(consumer: ConsumerBackup, topics: dict[str, TopicBackup]) -> dict[str, dict[int, int]]:
-    """Return a consumer's cursors in the restored topics: each at the record that it was at."""
-    found: dict[str, dict[int, int]] = {}
-    for topic in consumer.cursors.keys() & topics.keys():
-        bounds = {one.partition: one for one in topics[topic].partitions}
-        found[topic] = {
-            part: min(max(at, bounds[part].first_offset), bounds[part].end_offset) - bounds[part].first_offset
-            for part, at in consumer.cursors[topic].items()
-            if part in bounds
-        }
-    return dict(sorted(found.items()))
 
 
 def describe_shift(content: ClusterBackup) -> dict[str, dict[int, int]]:
