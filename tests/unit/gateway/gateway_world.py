@@ -259,3 +259,12 @@ def open_access(view: Callable[[], View] | None = None) -> HttpAccess:
     audit = AuditLog(node=NodeId(1), clock=clock)
     control = AccessControl(view=view, clock=clock, is_open=True, audit=audit)
     return HttpAccess(control, Authenticator(view=view, clock=clock, audit=audit))
+
+
+async def make_topic(world: World, *, messages: int = 6) -> None:
+    """Make the topic `t` of two partitions, and spread messages over them."""
+    await world.post("/topics", topic_name="t", partitions=2)
+    producer_id = await world.register_producer()
+    for number in range(messages):
+        given = {"topic": "t", "producer_id": producer_id, "message": str(number), "partition_id": number % 2}
+        assert (await world.post("/producer/produce", **given))[0] == 200

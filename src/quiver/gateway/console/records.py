@@ -6,13 +6,15 @@ One call reads at most so many records and bytes of a partition, however many ma
 from __future__ import annotations
 
 import csv
+import heapq
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from quiver.errors import DecodeError, NotFoundError, RequestError, TrimmedError, UnavailableError
+from quiver.errors import DecodeError, NotFoundError, OutOfRangeError, RequestError, TrimmedError, UnavailableError
 from quiver.gateway.codec import record_fields
 from quiver.gateway.console import contract
 from quiver.gateway.contract import MessageItem
@@ -22,7 +24,7 @@ from quiver.record import Batch, Record, decode_batches
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.messages import Fetch, FindOffset, TopicInfo
+from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
 
 STEP_BYTES: Final = 1024 * 1024
 """Bytes of batches that are asked for at once."""
@@ -119,7 +121,10 @@ class RecordBrowser:
         matches = make_matcher(given.key, given.search)
         # A partition at a time: what is decoded at once stays small, and leaders are asked one after the other.
         found = [await self._read(info, PartitionId(one), given, wanted, matches, deadline) for one in numbers]
-        chosen = choose(found, wanted, is_newest=_is_newest(given))
+        is_newest = _is_newest(given)
+        chosen = choose(found, wanted, is_newest=is_newest)
+        if not is_newest:
+            found = read_back(found, chosen)
         file_format = given.format or "json"
         if file_format == "json":
             return contract.RecordsAnswer(
@@ -157,23 +162,47 @@ class RecordBrowser:
         matches: Matches | None,
         deadline: Deadline,
     ) -> PartitionRecords:
-        first = await self._find_offset(info, partition_id, "earliest", deadline)
-        end = await self._find_offset(info, partition_id, "latest", deadline)
         scan_max = given.scan or max(wanted, contract.SCANNED_DEFAULT if matches else wanted)
-        count = scan_max if matches else wanted
-        start = await self._find_start(info, partition_id, given, first, end, count, deadline)
-        stop = min(end, Offset(start + scan_max))
-        scan = PartitionScan(start, stop, wanted, matches=matches, is_newest=_is_newest(given))
+
+        def begin(start: Offset, end: Offset) -> PartitionScan:
+            stop = min(end, Offset(start + scan_max))
+            return PartitionScan(start, stop, wanted, matches=matches, is_newest=_is_newest(given))
+
+        if given.offset is None:
+            first, end = await self._find_bounds(info, partition_id, deadline)
+            count = scan_max if matches else wanted
+            scan = begin(await self._find_start(info, partition_id, given, first, end, count, deadline), end)
+        else:
+            first, end, scan = await self._scan_from(info, partition_id, Offset(given.offset), begin, deadline)
         while not scan.is_done:
             with self._decoded.reserve(STEP_BYTES):
-                payload = await self._fetch(info, partition_id, scan.position, deadline)
+                _, payload = await self._fetch(info, partition_id, scan.position, deadline)
                 scan.accept(self._decode(payload, partition_id), len(payload))
             if not payload:
                 break
         shown = contract.RecordRangeItem(
-            partition_id=partition_id, first_offset=first, end_offset=end, start=start, next_offset=scan.position
+            partition_id=partition_id, first_offset=first, end_offset=end, start=scan.start, next_offset=scan.position
         )
-        return PartitionRecords(shown, scan.records[-wanted:], scan.position - start)
+        return PartitionRecords(shown, scan.records[-wanted:], scan.position - scan.start)
+
+    async def _scan_from(
+        self,
+        info: TopicInfo,
+        partition_id: PartitionId,
+        offset: Offset,
+        begin: Callable[[Offset, Offset], PartitionScan],
+        deadline: Deadline,
+    ) -> tuple[Offset, Offset, PartitionScan]:
+        """Read from a known offset: one request, whose answer has the bounds, as for who follows a partition."""
+        with self._decoded.reserve(STEP_BYTES):
+            try:
+                fetched, payload = await self._fetch(info, partition_id, offset, deadline)
+            except OutOfRangeError:
+                first, end = await self._find_bounds(info, partition_id, deadline)
+                return first, end, begin(end, end)
+            scan = begin(offset, fetched.end_offset)
+            scan.accept(self._decode(payload, partition_id), len(payload))
+        return fetched.first_offset, fetched.end_offset, scan
 
     async def _find_start(
         self,
@@ -185,14 +214,15 @@ class RecordBrowser:
         count: int,
         deadline: Deadline,
     ) -> Offset:
-        if given.offset is not None:
-            if given.offset < first:
-                message = f"offset {given.offset} is trimmed; the first offset of partition {partition_id} is {first}"
-                raise TrimmedError(message)
-            return Offset(min(given.offset, end))
         if given.time_ms is not None:
             return await self._find_offset(info, partition_id, given.time_ms, deadline)
         return first if given.from_ == "earliest" else Offset(max(first, end - count))
+
+    async def _find_bounds(
+        self, info: TopicInfo, partition_id: PartitionId, deadline: Deadline
+    ) -> tuple[Offset, Offset]:
+        first = await self._find_offset(info, partition_id, "earliest", deadline)
+        return first, await self._find_offset(info, partition_id, "latest", deadline)
 
     async def _find_offset(
         self, info: TopicInfo, partition_id: PartitionId, at: Literal["earliest", "latest"] | int, deadline: Deadline
@@ -207,14 +237,13 @@ class RecordBrowser:
 
     async def _fetch(
         self, info: TopicInfo, partition_id: PartitionId, offset: Offset, deadline: Deadline
-    ) -> memoryview:
-        _, payload = await self._router.ask_leader(
+    ) -> tuple[Fetched, memoryview]:
+        return await self._router.ask_leader(
             info.topic,
             partition_id,
             lambda now: Fetch(topic_id=now.topic_id, partition_id=partition_id, offset=offset, bytes_max=STEP_BYTES),
             deadline=deadline,
         )
-        return payload
 
     def _decode(self, payload: memoryview, partition_id: PartitionId) -> list[Batch]:
         try:
@@ -247,10 +276,25 @@ def make_matcher(key: str | None, search: str | None) -> Matches | None:
 
 def choose(found: Sequence[PartitionRecords], wanted: int, *, is_newest: bool) -> list[tuple[PartitionId, Record]]:
     """Return the records of all partitions by time; those of one partition stay in order."""
-    every = [(PartitionId(one.range.partition_id), record) for one in found for record in one.records]
-    if len(found) > 1:
-        every.sort(key=lambda item: (item[1].timestamp, item[0], item[1].offset))
+    each = [[(PartitionId(one.range.partition_id), record) for record in one.records] for one in found]
+    every = list(heapq.merge(*each, key=lambda item: (item[1].timestamp, item[0])))
     return every[-wanted:] if is_newest else every[:wanted]
+
+
+def read_back(
+    found: Sequence[PartitionRecords], chosen: Sequence[tuple[PartitionId, Record]]
+) -> list[PartitionRecords]:
+    """Return what was read without the records that were not chosen: who reads on begins with them."""
+    counts = Counter(partition_id for partition_id, _ in chosen)
+    return [_read_back(one, counts[PartitionId(one.range.partition_id)]) for one in found]
+
+
+def _read_back(one: PartitionRecords, count: int) -> PartitionRecords:
+    if count == len(one.records):
+        return one
+    next_offset = one.records[count].offset
+    shown = msgspec.structs.replace(one.range, next_offset=next_offset)
+    return PartitionRecords(shown, one.records[:count], next_offset - one.range.start)
 
 
 def _make_file(topic: str, file_format: str, records: Sequence[tuple[PartitionId, Record]]) -> HttpResponse:
