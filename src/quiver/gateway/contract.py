@@ -105,6 +105,21 @@ class TopicQuery(Parameters, frozen=True):
     topic: TopicName
 
 
+Shared = Annotated[
+    bool,
+    Meta(
+        description="An answer that this node made for another caller in the last second is enough; if answers are "
+        "expensive, one of the last 10 seconds. For what many callers repeat."
+    ),
+]
+
+
+class TopicDetailQuery(TopicQuery, frozen=True):
+    """A topic that is described."""
+
+    shared: Shared = False
+
+
 class TopicsAnswer(Answer, frozen=True):
     """The names of all topics, sorted."""
 

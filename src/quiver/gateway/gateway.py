@@ -29,6 +29,7 @@ from quiver.gateway.console.assets import TO_CONSOLE, ConsoleAssets
 from quiver.gateway.console.feed import ConsoleFeed
 from quiver.gateway.console.handlers import ConsoleHandlers
 from quiver.gateway.console.recorder import ConsoleRecorder
+from quiver.gateway.console.shared_answers import SharedAnswers
 from quiver.gateway.consume_handlers import ConsumeHandlers
 from quiver.gateway.group_handlers import GroupHandlers
 from quiver.gateway.hosts import HostNames
@@ -325,7 +326,7 @@ class Gateway:
             "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
-        return handlers | self._console_handlers() | self._other_handlers()
+        return SharedAnswers(self._clock).share(handlers | self._console_handlers() | self._other_handlers())
 
     def _other_handlers(self) -> dict[str, RouteHandler]:
         self._queues = QueueHandlers(self._router, self._metrics, settings=self._settings)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from quiver.gateway.contract import NUMBER_MAX, Answer, Id, Name, Number, Parameters, TopicName
+from quiver.gateway.contract import NUMBER_MAX, Answer, Id, Name, Number, Parameters, Shared, TopicName
 
 GroupName = Annotated[Name, Meta(description="The name of the group, which is that of its consumer.")]
 
@@ -16,6 +16,18 @@ class GroupQuery(Parameters, frozen=True):
     """A group, in the path."""
 
     group: GroupName
+
+
+class GroupsQuery(Parameters, frozen=True):
+    """All groups."""
+
+    shared: Shared = False
+
+
+class GroupDetailQuery(GroupQuery, frozen=True):
+    """A group that is described."""
+
+    shared: Shared = False
 
 
 class GroupDeleteQuery(GroupQuery, frozen=True):
@@ -28,6 +40,7 @@ class GroupLagQuery(GroupQuery, frozen=True):
     """A group whose lag is shown."""
 
     topic: Annotated[TopicName | None, Meta(description="Default: all topics of the group.")] = None
+    shared: Shared = False
 
 
 class GroupResetBody(GroupQuery, frozen=True):

@@ -42,7 +42,7 @@ _ROUTES: tuple[HttpRoute, ...] = (
         path="/topics/{topic}",
         section="Topics",
         summary="Describe a topic's configuration and partitions.",
-        parameters=contract.TopicQuery,
+        parameters=contract.TopicDetailQuery,
         answer=contract.TopicAnswer,
         failures=(404, 422),
     ),

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from quiver.gateway.console.events import ConsoleEvent
-from quiver.gateway.contract import Answer, Id, MessageItem, Number, Parameters, RetentionBody, TopicName
+from quiver.gateway.contract import Answer, Id, MessageItem, Number, Parameters, RetentionBody, Shared, TopicName
 from quiver.metadata.topics import PARTITIONS_MAX
 
 RECORDS_MAX = 10_000
@@ -146,6 +146,11 @@ class RecordsAnswer(Answer, frozen=True):
 
 # -- consumers ---------------------------------------------------------------------------------------
 
+GroupKind = Annotated[
+    Literal["stream", "queue"] | None,
+    Meta(description="Of the group whose cursors these are, which is reset as a group; null: there is none."),
+]
+
 
 class ConsumerTopicItem(msgspec.Struct, frozen=True, kw_only=True):
     """A topic of a consumer; its lag is null if it is not among the greatest."""
@@ -158,11 +163,12 @@ class ConsumerItem(msgspec.Struct, frozen=True, kw_only=True):
     """A registered consumer."""
 
     id: int
-    name: str
+    name: Annotated[str, Meta(description="Empty: it registered over HTTP, without one.")]
     is_alive: bool
     last_heartbeat_ms: int | None
     registered_ms: int
     topics: list[ConsumerTopicItem]
+    group_kind: GroupKind
 
 
 class ConsumersAnswer(Answer, frozen=True):
@@ -171,10 +177,17 @@ class ConsumersAnswer(Answer, frozen=True):
     consumers: list[ConsumerItem]
 
 
+class ConsumersQuery(Parameters, frozen=True):
+    """All consumers."""
+
+    shared: Shared = False
+
+
 class ConsumerQuery(Parameters, frozen=True):
     """A consumer, in the path."""
 
     consumer_id: Id
+    shared: Shared = False
 
 
 class CursorItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,6 +207,13 @@ class CursorsAnswer(Answer, frozen=True):
 
     cursors: list[CursorItem]
     is_done: Annotated[bool, Meta(description="Whether cursors were moved; false in a dry run.")] = False
+
+
+class ConsumerAnswer(CursorsAnswer, frozen=True):
+    """A consumer and its positions."""
+
+    name: str = ""
+    group_kind: GroupKind = None
 
 
 class ResetBody(Parameters, frozen=True):
@@ -227,6 +247,12 @@ class PipelineRunItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     report_offset: Annotated[
         int | None, Meta(description="Of the record of the topic `_pipeline_reports` that is its report.")
     ] = None
+
+
+class PipelinesQuery(Parameters, frozen=True):
+    """All runs of pipelines."""
+
+    shared: Shared = False
 
 
 class PipelinesAnswer(Answer, frozen=True):

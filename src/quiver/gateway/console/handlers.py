@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
 from quiver.client.cursors import PartitionLag, find_lag, plan_reset, reset_cursors
 from quiver.clock import Clock
 from quiver.config import all_settings
-from quiver.errors import NotFoundError, QuiverError, RequestError
+from quiver.errors import ConflictError, NotFoundError, QuiverError, RequestError
 from quiver.gateway import contract as http_contract
 from quiver.gateway.application import RouteHandler
 from quiver.gateway.changes import submit_change
@@ -24,7 +25,7 @@ from quiver.gateway.console.topic_summaries import TopicSummaries
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.http_route import EVENT_STREAM
 from quiver.gateway.registrations import catch_up
-from quiver.metadata import BrokerState, View
+from quiver.metadata import BrokerState, ConsumerRow, GroupKind, View
 from quiver.model import ConsumerId, NodeId, Offset, PartitionId
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.routing.retry import Deadline
@@ -167,19 +168,30 @@ class ConsoleHandlers:
         """List the consumers with their lags, as far as the leaders report them."""
         clients = (await self._router.ask(ListClients(kind="consumer"), deadline=self._deadline()))[0].clients
         lags = await self._find_lags()
-        return contract.ConsumersAnswer(consumers=[_consumer_item(client, lags) for client in clients])
+        view = self._view()
+        return contract.ConsumersAnswer(consumers=[_consumer_item(client, lags, view) for client in clients])
 
-    async def describe_consumer(self, given: contract.ConsumerQuery) -> contract.CursorsAnswer:
+    async def describe_consumer(self, given: contract.ConsumerQuery) -> contract.ConsumerAnswer:
         """Return a consumer's position in every partition."""
-        topics = self._topics_of(await self._find_consumer(given.consumer_id))
-        found = await find_lag(self._router, ConsumerId(given.consumer_id), topics)
-        return contract.CursorsAnswer(cursors=[_cursor_item(lag) for lag in found])
+        consumer = await self._find_consumer(given.consumer_id)
+        found = await find_lag(self._router, consumer.consumer_id, self._topics_of(consumer))
+        return contract.ConsumerAnswer(
+            name=consumer.request_id if consumer.is_named else "",
+            group_kind=_group_kind(self._view(), consumer.consumer_id),
+            cursors=[_cursor_item(lag) for lag in found],
+        )
 
     async def reset_consumer(self, given: contract.ResetBody, _: str) -> contract.CursorsAnswer:
-        """Move a consumer's cursors, or say where they would be."""
+        """Move a consumer's cursors, or say where they would be.
+
+        Raises:
+            ConflictError: not done; they are the cursors of a group, or of a work queue.
+        """
         if sum(one is not None for one in (given.to, given.offset, given.time_ms)) != 1:
             raise RequestError("not done: give one of to, offset and time_ms")
-        await self._find_consumer(given.consumer_id)
+        # This node may not know yet that the consumer has become a group.
+        await catch_up(self._router, deadline=self._deadline())
+        _refuse_group(await self._find_consumer(given.consumer_id), self._view())
         target: int | str | None = next(one for one in (given.to, given.offset, given.time_ms) if one is not None)
         assert target is not None
         act = plan_reset if given.dry_run else reset_cursors
@@ -198,17 +210,17 @@ class ConsoleHandlers:
             cursors=[_cursor_item(lag, target=to) for lag, to in plan], is_done=not given.dry_run
         )
 
-    async def _find_consumer(self, consumer_id: int) -> ConsumerId:
+    async def _find_consumer(self, consumer_id: int) -> ConsumerRow:
         if ConsumerId(consumer_id) not in self._view().consumers:
             await catch_up(self._router, deadline=self._deadline())
-        if ConsumerId(consumer_id) not in self._view().consumers:
+        found = self._view().consumers.get(ConsumerId(consumer_id))
+        if found is None:
             raise NotFoundError(f"unknown consumer {consumer_id}", code="unknown_consumer")
-        return ConsumerId(consumer_id)
+        return found
 
-    def _topics_of(self, consumer_id: ConsumerId) -> list[str]:
+    def _topics_of(self, consumer: ConsumerRow) -> list[str]:
         view = self._view()
-        row = view.consumers[consumer_id]
-        names = (view.topics.get(one.topic_id) for one in row.registrations)
+        names = (view.topics.get(one.topic_id) for one in consumer.registrations)
         return sorted({topic.name for topic in names if topic is not None and topic.state == "active"})
 
     async def _find_lags(self) -> dict[tuple[str, str], int]:
@@ -295,15 +307,37 @@ class ConsoleHandlers:
         return self._router.deadline(self._timeout_ms)
 
 
-def _consumer_item(client: ClientInfo, lags: dict[tuple[str, str], int]) -> contract.ConsumerItem:
+def _refuse_group(consumer: ConsumerRow, view: View) -> None:
+    """Refuse to reset a group as if it were a consumer: it may have members, and a work queue has no cursors."""
+    group = view.consumer_groups.get(consumer.consumer_id)
+    if group is None:
+        return
+    name = consumer.request_id
+    if group.kind is GroupKind.QUEUE:
+        message = f"is the work queue {name!r}, which has no cursors to reset; GET /groups/{name}/queue describes it"
+    else:
+        message = f"is the group {name!r}; call POST /groups/{name}/reset"
+    raise ConflictError(f"not done: consumer {consumer.consumer_id} {message}", code="group_kind")
+
+
+def _group_kind(view: View, consumer_id: ConsumerId) -> Literal["stream", "queue"] | None:
+    group = view.consumer_groups.get(consumer_id)
+    if group is None:
+        return None
+    return "queue" if group.kind is GroupKind.QUEUE else "stream"
+
+
+def _consumer_item(client: ClientInfo, lags: dict[tuple[str, str], int], view: View) -> contract.ConsumerItem:
+    row = view.consumers.get(ConsumerId(client.id))
     name = client.name or str(client.id)
     return contract.ConsumerItem(
         id=client.id,
-        name=client.name,
+        name=client.name if row is None or row.is_named else "",
         is_alive=client.is_alive,
         last_heartbeat_ms=client.last_seen_ms,
         registered_ms=client.registered_ms,
         topics=[contract.ConsumerTopicItem(topic=topic, lag=lags.get((name, topic))) for topic in client.topics],
+        group_kind=_group_kind(view, ConsumerId(client.id)),
     )
 
 

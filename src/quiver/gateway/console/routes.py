@@ -53,7 +53,9 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         path="/consumers",
         section="Consumers",
         summary="List the consumers with their lags.",
+        parameters=contract.ConsumersQuery,
         answer=contract.ConsumersAnswer,
+        failures=(422,),
     ),
     HttpRoute(
         name="describe_consumer",
@@ -62,7 +64,7 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         section="Consumers",
         summary="Return a consumer's position and lag in every partition.",
         parameters=contract.ConsumerQuery,
-        answer=contract.CursorsAnswer,
+        answer=contract.ConsumerAnswer,
         failures=(404, 422),
     ),
     HttpRoute(
@@ -70,7 +72,7 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         method="POST",
         path="/consumers/{consumer_id}/reset",
         section="Consumers",
-        summary="Move a consumer's cursors, or say where they would be. Stop the consumer first.",
+        summary="Move a consumer's cursors, or say where they would be. Stop the consumer first; refused for a group.",
         parameters=contract.ResetBody,
         answer=contract.CursorsAnswer,
         failures=WRITE_FAILURES,
@@ -132,7 +134,9 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         path="/pipelines",
         section="Cluster",
         summary="List the runs of pipelines that registered themselves in the topic `_pipelines`.",
+        parameters=contract.PipelinesQuery,
         answer=contract.PipelinesAnswer,
+        failures=(422,),
     ),
     HttpRoute(
         name="console",
