@@ -78,3 +78,20 @@ def test_every_attack_names_tests_that_exist() -> None:
         for file, test in named:
             path = ROOT / (file if "/" in file else f"tests/security/{file}")
             assert re.search(rf"^(async )?def {test}\(", path.read_text(), flags=re.MULTILINE), (file, test)
+
+
+def test_every_row_names_tests_that_exist() -> None:
+    section = PAGE.read_text().partition("## OWASP ASVS")[2]
+    named = set(re.findall(r"`(tests/[\w/.]+)`", section))
+    assert len(named) > 50
+    assert [one for one in sorted(named) if not (ROOT / one).exists()] == []
+
+
+def test_console_is_in_the_list() -> None:
+    """It has scripts, a login, storage and a redirect: these requirements apply since it exists."""
+    rows = {number: (status, how) for cell, status, how in _ROW.findall(PAGE.read_text()) for number in _expand(cell)}
+    for number in ("3.2.1", "3.2.2", "3.4.2", "3.7.1", "3.7.2", "6.2.6", "7.4.4", "14.3.1", "14.3.3", "15.3.6"):
+        status, how = rows[number]
+        assert status in ("yes", "partly"), number
+        assert "console" in how, number
+        assert re.search(r"`tests/(browser|console|security|unit/gateway)[/\w.]*`", how), number
