@@ -12,7 +12,7 @@ import pytest
 from quiver.clock import Rng
 from quiver.errors import ConflictError
 from quiver.features import LEVEL_MAX, LEVEL_MIN
-from quiver.manager.upgrade import ClusterUpgrade
+from quiver.manager.upgrade import ClusterUpgrade, ProgramReport
 from quiver.partition.entries import PartitionEntry, build_entry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.testing.clusters.model import ClusterModel
@@ -54,10 +54,23 @@ def propose_at_the_highest_level(gate: ProposalGate, entry: PartitionEntry) -> P
     return gate._propose(build_entry(entry, level=LEVEL_MAX))
 
 
+def judge_by_what_the_primary_knows(upgrade: ClusterUpgrade, report: ProgramReport) -> None:
+    if report.level_max < upgrade._store.level_max:
+        raise ConflictError("not done: the program is too old", code="program_too_old")
+
+
 ABLATIONS = {
-    "upgrade_does_not_ask_the_nodes": (ClusterUpgrade, "_list_programs", believe_that_all_know_everything, 2),
-    "entries_ignore_the_level": (ProposalGate, "propose_entry", propose_at_the_highest_level, 0),
+    "entries_ignore_the_level": ("V1", ProposalGate, "propose_entry", propose_at_the_highest_level, 1),
+    "upgrade_does_not_ask_the_nodes": (
+        "V2",
+        ClusterUpgrade,
+        "_list_programs",
+        believe_that_all_know_everything,
+        2,
+    ),
+    "programs_are_not_judged_by_the_level": ("V3", ClusterUpgrade, "check", judge_by_what_the_primary_knows, 0),
 }
+"""By name: what its finding begins with, the safeguard, what replaces it, and a seed that shows it at present."""
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -68,10 +81,10 @@ def test_nothing_is_found_while_programs_change(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_ablation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, replacement, first_seed = ABLATIONS[name]
+    invariant, owner, attribute, replacement, first_seed = ABLATIONS[name]
     monkeypatch.setattr(owner, attribute, replacement)
     found = (run_seed(MixedVersions(), seed).finding for seed in range(first_seed, first_seed + SEEDS_MAX))
-    assert any(finding is not None for finding in found)
+    assert any(str(finding).startswith(f"{invariant}: ") for finding in found)
 
 
 @pytest.fixture
