@@ -29,4 +29,5 @@ def describe_lanes(lanes: Iterable[LaneStatus]) -> Iterable[MetricFamily]:
         family("wait_seconds_total", "counter", "Time that completed tasks waited.", lambda one: one.waited_s),
         family("work_seconds_total", "counter", "Time that completed tasks ran.", lambda one: one.worked_s),
         family("wait_max_seconds", "gauge", "Longest wait of a task since the start.", lambda one: one.waited_s_max),
+        family("pause_seconds", "gauge", "Pause after each task, while writes are slow.", lambda one: one.pause_s),
     )
