@@ -66,6 +66,7 @@ def report(state: RaftState, to: NodeId) -> None:
         state.recover_until is not None,
         state.disk_low,
         state.disk_full,
+        state.is_joining,
     )
     state.send(to, response)
 
@@ -134,6 +135,7 @@ def acknowledge(state: RaftState, to: NodeId) -> None:
         recovering=state.recover_until is not None,
         disk_low=state.disk_low,
         disk_full=state.disk_full,
+        joining=state.is_joining,
     )
     state.send(to, response)
 
@@ -203,6 +205,7 @@ def _reject(state: RaftState, from_: NodeId, message: Append) -> None:
         recovering=state.recover_until is not None,
         disk_low=state.disk_low,
         disk_full=state.disk_full,
+        joining=state.is_joining,
     )
     state.send(from_, response)
 

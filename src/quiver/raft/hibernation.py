@@ -67,6 +67,6 @@ def _is_idle(state: RaftState, leadership: Leadership) -> bool:
     if not log.commit == log.durable == log.terms.last_index or leadership.reads or leadership.transfer is not None:
         return False
     needed_round = max(leadership.commit_round, state.round)
-    if any(peer.is_low for peer in leadership.peers):  # it would not be heard when it has room again
-        return False
+    if any(peer.is_low or peer.is_joining for peer in leadership.peers):
+        return False  # it would not be heard when it has room again, or may vote
     return all(peer.match == peer.received == log.commit and peer.round >= needed_round for peer in leadership.peers)

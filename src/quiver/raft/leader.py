@@ -172,6 +172,7 @@ def _hear(
         if knows_less and not _note_restart(state, progress, message):
             return False
         progress.round = message.round
+        progress.is_joining = message.joining
         if leadership.reads:
             commitment.release_reads(state, leadership)
     if is_newest or message.disk_full:

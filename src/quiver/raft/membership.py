@@ -51,9 +51,12 @@ def change(
 
 
 def is_caught_up(state: RaftState, leadership: Leadership, node: NodeId) -> bool:
-    """Return whether another member has the configuration in force and almost everything since."""
+    """Return whether another member has the configuration in force and almost everything since, and may vote (R24).
+
+    A voter without a vote could leave the group without a leader, from which alone it can learn what it misses.
+    """
     progress = leadership.progress.get(node)
-    if progress is None or progress.state is LOST:
+    if progress is None or progress.state is LOST or progress.is_joining:
         return False
     lag = state.log.terms.last_index - progress.match
     return progress.match >= state.log.configurations.active_index and lag <= state.config.promotion_lag_max
@@ -105,5 +108,7 @@ def _check_promotable(state: RaftState, leadership: Leadership, node: NodeId) ->
     if node not in state.configuration.learners:
         raise RequestError(f"node {node} must be a learner before it can be a voter")
     if not is_caught_up(state, leadership, node):
-        lag = state.log.terms.last_index - leadership.progress[node].match
-        raise UnavailableError(f"learner {node} is not caught up: it misses {lag} entries")
+        progress = leadership.progress[node]
+        lag = state.log.terms.last_index - progress.match
+        what = "it has no vote yet" if progress.is_joining else f"it misses {lag} entries"
+        raise UnavailableError(f"learner {node} is not caught up: {what}")

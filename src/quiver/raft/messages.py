@@ -94,7 +94,8 @@ class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
     `match_index` is what counts: equal to the leader's log *and* durable here. `received_index` is equal
     but perhaps not durable yet, `durable_index` durable but perhaps not equal. When not accepted,
     `rejected_index` names the append and the hint is the highest entry that could be common. With `disk_low`
-    the member should get no more records, with `disk_full` it stores no entries for now.
+    the member should get no more records, with `disk_full` it stores no entries for now. One that is `joining` has no
+    vote yet (R24).
     """
 
     term: Term
@@ -109,6 +110,7 @@ class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
     recovering: bool = False
     disk_low: bool = False
     disk_full: bool = False
+    joining: bool = False
 
 
 class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat"):
@@ -131,6 +133,7 @@ class HeartbeatResponse(Struct, frozen=True, gc=False, tag="heartbeat_response")
     recovering: bool = False
     disk_low: bool = False
     disk_full: bool = False
+    joining: bool = False
 
 
 class InstallSnapshot(Struct, frozen=True, gc=False, tag="install_snapshot"):

@@ -53,6 +53,7 @@ class PeerProgress:
         "inflight",
         "inflight_bytes",
         "is_full",
+        "is_joining",
         "is_low",
         "match",
         "moved_ms",
@@ -85,6 +86,8 @@ class PeerProgress:
         """Whether the member says that its disk is nearly full: it should get no more records."""
         self.is_full = False
         """Whether the member says that its disk is full: it is sent no entries."""
+        self.is_joining = False
+        """Whether the member says that it has no vote yet (R24): it cannot be a voter."""
         self.no_transfer_before_ms = 0
         """Until when it gets no leadership, because it did not take over when it was asked to."""
 

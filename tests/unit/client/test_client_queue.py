@@ -93,7 +93,7 @@ def test_job_that_is_not_acknowledged_comes_back_when_its_lease_ends() -> None:
                 await first.nack()
             with pytest.raises(FencedError, match="not done for jobs/0:0"):
                 await first.extend(5)
-            with pytest.raises(FencedError, match="jobs/0:0: .*; the other 1 are done"):
+            with pytest.raises(FencedError, match=r"jobs/0:0: .*; the other 1 are done"):
                 await queue.ack([first, *again])
             assert [job.is_settled for job in again] == [True, True]
             await asyncio.sleep(30)
@@ -115,10 +115,10 @@ def test_jobs_are_settled_only_by_a_queue_of_their_own_group_and_topic() -> None
             (mine, later), (foreign, _) = await ours.receive(2), await theirs.receive(2)
             for queue, jobs in ((ours, [mine, foreign]), (elsewhere, [mine])):
                 for settle in (queue.ack, queue.nack, queue.extend):
-                    with pytest.raises(RequestError, match="not done: .*use the queue that they came from") as caught:
+                    with pytest.raises(RequestError, match=r"not done: .*use the queue that they came from") as caught:
                         await settle(jobs)
                     assert caught.value.code == "foreign_job"
-            assert not (mine.is_settled or foreign.is_settled)
+            assert [mine.is_settled, foreign.is_settled] == [False, False]
             same_group = await cluster.queue("jobs", group="ours")
             await same_group.ack([mine])
             await ours.ack([later])

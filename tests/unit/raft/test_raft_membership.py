@@ -192,6 +192,18 @@ def test_learner_must_be_caught_up_to_become_a_voter() -> None:
     leader.change([1, 2, 3, 4])
 
 
+def test_learner_that_has_no_vote_yet_is_not_promoted() -> None:
+    """R24: if the leader failed just then, it would be needed to elect the next one, and could not vote."""
+    _, leader = grown()
+    match, round_ = leader.raft.last_index, 99
+    leader.receive(4, HeartbeatResponse(Term(1), match, match, match, round_, joining=True))
+    assert not leader.raft.is_caught_up(NodeId(4))
+    with pytest.raises(UnavailableError, match="no vote yet"):
+        leader.change([1, 2, 3, 4])
+    leader.receive(4, HeartbeatResponse(Term(1), match, match, match, round_ + 1))
+    leader.change([1, 2, 3, 4])
+
+
 def test_lost_learner_is_not_promoted() -> None:
     _, leader = grown()
     nothing = Index(0)

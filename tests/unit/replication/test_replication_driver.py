@@ -152,7 +152,7 @@ async def test_members_are_added_and_removed_while_work_goes_on(cluster: Cluster
     added = cluster.add(4)
     leader = await cluster.leader()
     leader.member.change_membership(voters=(NodeId(1), NodeId(2), NodeId(3)), learners=(NodeId(4),))
-    await cluster.wait(lambda: added.machine.values == [b"1"])
+    await cluster.wait(lambda: added.machine.values == [b"1"] and leader.member.is_caught_up(added.id))
     removed = next(node for node in cluster.nodes.values() if node not in (leader, added))
     voters = tuple(n for n in cluster.nodes if n != removed.id)
     leader.member.change_membership(voters=voters)
