@@ -16,8 +16,9 @@ is done once before, in full, to warm up: caches, compilers, connections, files.
 * *single*: a work queue; 64 workers receive and acknowledge one record at a time.
 
 Servers and clients are fetched into build/peers (see `peer_fetch.py`); those that cannot be had are named and left out.
-The figures are kept in build/peers/results.json after each setup, and `--page FILE` writes the page of such a file. The
-page and its charts go to docs/ only if the run was whole and the machine idle, otherwise to build/peers.
+The figures are kept in build/peers/results.json after each setup; `--resume` goes on with the rounds that are missing
+there, and `--page FILE` writes the page of such a file. The page and its charts go to docs/ only if the run was whole
+and the machine idle, otherwise to build/peers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ROUNDS = 5
 PER_SECOND = 1_000
 COMMAND_TIMEOUT_S = 300
 BULK = {
-    "quiver": 1_000_000,
+    "quiver": 4_000_000,
     "kafka": 500_000,
     "nats": 50_000,
     "redis": 300_000,
@@ -218,14 +219,18 @@ class Run:
         self.results = results
 
     def run(self, keep: Callable[[], None]) -> None:
-        for number in range(1, self.results.rounds + 1):
-            self.results.sync_ms.append(sync_ms())
+        for number in range(len(self.results.sync_ms) + 1, self.results.rounds + 1):
+            synced_ms = sync_ms()
             for setup in self._wanted:
+                if [number, setup.name] in self.results.finished:
+                    continue
                 begun = time.monotonic()
                 print(f"round {number}/{self.results.rounds}: {setup.name}", end=" ", flush=True)
                 self._run_setup(setup)
                 print(f"{time.monotonic() - begun:.0f} s", flush=True)
+                self.results.finished.append([number, setup.name])
                 keep()
+            self.results.sync_ms.append(synced_ms)
 
     def _run_setup(self, setup: Setup) -> None:
         try:
@@ -267,20 +272,32 @@ def sync_ms() -> float:
 class OtherLoad:
     """The processor time that programs which are no part of the run take."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: Results) -> None:
         self._begun = time.monotonic()
-        self._all_s, self._own_s = self._read()
+        self._before_s = results.seconds
+        self._others_before_s = results.other_load * results.seconds
+        self._all_s, self._own_s = self._processor_s()
 
-    def _read(self) -> tuple[float, float]:
+    def _processor_s(self) -> tuple[float, float]:
         fields = Path("/proc/stat").read_text().split()
         busy = sum(int(fields[at]) for at in (1, 2, 3))  # user, nice, system
         return busy / os.sysconf("SC_CLK_TCK"), families_processor_s([os.getpid()])
 
-    def share(self) -> float:
-        """Return their share of all cores since the beginning."""
-        all_s, own_s = self._read()
-        others_s = all_s - self._all_s - (own_s - self._own_s)
-        return max(0.0, others_s / (time.monotonic() - self._begun) / (os.cpu_count() or 1))
+    def read(self) -> tuple[float, float]:
+        """Return their share of all cores during the run, and the run's seconds, with those before it was resumed."""
+        all_s, own_s = self._processor_s()
+        others_s = max(0.0, all_s - self._all_s - (own_s - self._own_s)) / (os.cpu_count() or 1)
+        seconds = self._before_s + time.monotonic() - self._begun
+        return (self._others_before_s + others_s) / seconds, seconds
+
+
+def resume(before: Results, wanted: Results) -> Results:
+    """Return the results to go on with, if they are of the same run as the wanted ones."""
+    for name in ("machine", "share", "rows", "setups", "versions", "missing"):
+        if getattr(before, name) != getattr(wanted, name):
+            raise SystemExit(f"error: the run to resume had other {name}; begin again without --resume")
+    before.rounds = max(before.rounds, wanted.rounds)
+    return before
 
 
 def describe_machine() -> str:
@@ -324,6 +341,9 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="Share of the records, for a quicker run.")
     parser.add_argument("--only", default="", help="Systems (kafka) or setups (kafka-3-fsync), separated by commas.")
     parser.add_argument("--rows", default=",".join(ROWS), help="Some of the rows, separated by commas.")
+    parser.add_argument(
+        "--resume", action="store_true", help="Go on with the run that was ended before its last round."
+    )
     parser.add_argument("--page", type=Path, help="Measure nothing: write the page of this file of results.")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # like Ctrl-C: the servers are ended on the way out
@@ -351,10 +371,12 @@ def main() -> int:
         versions={"quiver": quiver_version(), **peers.versions},
         missing=peers.missing,
     )
-    others = OtherLoad()
+    if options.resume:
+        results = resume(Results.load(PLACE / "results.json"), results)
+    others = OtherLoad(results)
 
     def keep() -> None:
-        results.other_load = others.share()
+        results.other_load, results.seconds = others.read()
         results.save(PLACE / "results.json")
 
     there = [setup for setup in wanted if setup.peer == "quiver" or setup.peer in peers.programs]

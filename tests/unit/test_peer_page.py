@@ -11,7 +11,7 @@ import pytest
 import peer_load
 from peer_page import FIGURES, PEERS, ROWS, Results, chart, objections, write_page
 from peer_servers import SETTINGS, setups
-from run_peers import choose
+from run_peers import OtherLoad, choose, resume
 
 SVG = "{http://www.w3.org/2000/svg}"
 PRODUCE = next(figure for figure in FIGURES if figure.name == "produce")
@@ -61,20 +61,32 @@ def test_a_system_that_cannot_be_had_is_named_and_has_no_column(tmp_path: Path) 
 
 def test_what_failed_is_said_in_its_cell_and_below(tmp_path: Path) -> None:
     results = whole_run()
-    results.failures = ["redis-1-fsync, bulk: RuntimeError: the disk is full", "nats-3-fsync, servers: TimeoutError: x"]
+    results.failures = [
+        "redis-1-fsync, bulk: RuntimeError: the disk is full",
+        *["nats-3-fsync, servers: TimeoutError: x"] * 2,
+    ]
     text = write_page(results, tmp_path)[0].read_text()
     one_node = text.split("## One node, synced")[1].split("##")[0]
     assert "| Bulk produce, k records/s | 2,800 (2,500–3,000) | 500 (490–510) | – | failed | – |" in one_node
     assert "| Work queue, single, 64 workers, k records/s | – | – | – | – | – |" in one_node
     assert "- failed: redis-1-fsync, bulk: RuntimeError: the disk is full" in text
-    assert objections(results) == ["2 parts failed"]
+    assert objections(results) == ["nats-3-fsync failed too often"]
+
+
+def test_a_system_that_failed_once_is_published_with_its_failure(tmp_path: Path) -> None:
+    results = whole_run()
+    results.failures = ["kafka-1-fsync, bulk: TimeoutError: x"]
+    assert objections(results) == []
+    assert "- failed: kafka-1-fsync, bulk: TimeoutError: x" in write_page(results, tmp_path)[0].read_text()
+    results.failures.append("kafka-1-fsync, single: TimeoutError: x")
+    assert objections(results) == ["kafka-1-fsync failed too often"]
 
 
 @pytest.mark.parametrize(
     ("change", "objection"),
     [
         ({"rounds": 4}, "4 of 5 rounds"),
-        ({"share": 0.1}, "only a share of 0.1 of the records"),
+        ({"share": 0.2}, "only a share of 0.2 of the records"),
         ({"rows": ["bulk"]}, "only some rows or setups"),
         ({"setups": ["quiver-1-fsync"]}, "only some rows or setups"),
         ({"other_load": 0.5}, "other programs took 50% of the cores"),
@@ -106,6 +118,23 @@ def test_a_chart_without_figures_is_drawn() -> None:
     results = whole_run()
     results.figures = {}
     assert [bar.get("y") for bar in ElementTree.fromstring(chart(results, PRODUCE)).iter(f"{SVG}rect")] == ["31"] * 4
+
+
+def test_a_run_is_resumed_only_with_what_it_began_with() -> None:
+    before, wanted = whole_run(), whole_run()
+    before.rounds, wanted.rounds = 2, 5
+    assert resume(before, wanted).rounds == 5
+    wanted.share = 0.5
+    with pytest.raises(SystemExit, match="the run to resume had other share; begin again without --resume"):
+        resume(before, wanted)
+
+
+def test_the_load_of_a_resumed_run_counts_what_was_before() -> None:
+    results = whole_run()
+    results.other_load, results.seconds = 0.5, 1e9
+    share, seconds = OtherLoad(results).read()
+    assert share == pytest.approx(0.5, rel=0.01)
+    assert seconds >= 1e9
 
 
 def test_results_are_kept_in_a_file(tmp_path: Path) -> None:
