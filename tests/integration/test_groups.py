@@ -16,6 +16,7 @@ import pytest
 
 import quiver
 from quiver.cli import main
+from quiver.cli.output import TERMINATED
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.routing.router import Router
 from quiver.testing import LocalCluster
@@ -208,6 +209,22 @@ def test_callbacks_of_threads_may_call_the_consumer(cluster: quiver.Cluster, top
     assert sorted(read([member], PARTITIONS)) == list(range(54, 60))
     member.close()
     assert (seen[0], seen[-1]) == ("assign", "revoke")
+    assert [lag.lag for lag in cluster.group_lag(topic)] == [0] * PARTITIONS
+
+
+def test_consume_that_is_terminated_commits_and_leaves_its_group(
+    local: LocalCluster, cluster: quiver.Cluster, topic: str
+) -> None:
+    command = ("consume", topic, "--group", topic, "--follow", "--url", local.urls[0])
+    process = subprocess.Popen([sys.executable, "-m", "quiver", *command], stdout=subprocess.PIPE, text=True)
+    fill(cluster, topic, range(60))
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(60)]
+    process.terminate()
+    assert process.communicate()[0] == ""
+    assert process.returncode == TERMINATED
+    assert sorted(map(int, lines)) == list(range(60))
+    assert cluster.describe_group(topic).members == ()
     assert [lag.lag for lag in cluster.group_lag(topic)] == [0] * PARTITIONS
 
 

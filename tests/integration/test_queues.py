@@ -15,6 +15,7 @@ from waiting import wait_until
 
 import quiver
 from quiver.cli import main
+from quiver.cli.output import UNAVAILABLE
 from quiver.testing import LocalCluster
 
 Output = pytest.CaptureFixture[str]
@@ -90,6 +91,29 @@ def test_threads_share_a_queue_while_a_leader_dies(local: LocalCluster, cluster:
     assert max(seen.values()) == 1
     left = cluster.describe_queue("threads").partitions
     assert sum(one.ready + one.leased + one.waiting for one in left) <= len(unknown - seen.keys())
+
+
+def test_list_shows_the_queues_that_answer(
+    local: LocalCluster, cluster: quiver.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.create_topic("alone", partitions=1, replicas=1)
+    cluster.queue("alone", group="alone").close()
+    fill(cluster, "shared", 3)
+    cluster.queue("shared", group="shared").close()
+    leader = cluster.describe_topic("alone").partitions[0].leader
+    assert leader is not None
+    local.kill(leader)
+    try:
+        urls = ",".join(url for node, url in zip(local.nodes, local.urls, strict=True) if node != leader)
+        wait_until(lambda: cluster.describe_queue("shared").partitions[0].ready == 3)
+        capsys.readouterr()
+        assert main(["queue", "list", "--url", urls, "--timeout", "3"]) == UNAVAILABLE
+    finally:
+        local.start(leader)
+    shown = capsys.readouterr()
+    assert "queue alone: a partition of alone does not answer" in shown.err
+    (row,) = [line.split() for line in shown.out.splitlines() if line.startswith("shared")]
+    assert row == ["shared", "shared", "3", "0", "0", "0"]
 
 
 def test_queue_of_a_topic_that_was_deleted_and_created_again(cluster: quiver.Cluster) -> None:

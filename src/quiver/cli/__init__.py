@@ -17,7 +17,7 @@ import click
 
 from quiver import __version__
 from quiver.cli.options import examples
-from quiver.cli.output import INTERRUPTED, PIPE_CLOSED, report_error
+from quiver.cli.output import INTERRUPTED, PIPE_CLOSED, TERMINATED, Terminated, report_error
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
@@ -133,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as error:
+        return TERMINATED if isinstance(error.__cause__, Terminated) else INTERRUPTED
     except BrokenPipeError:
         _discard_output()
         return PIPE_CLOSED

@@ -1,7 +1,8 @@
 """`quiver consume` and `quiver tail`: write a topic's records to standard output, or to a file.
 
-A named consumer's cursors move only past records that were written. After an interrupt, the next run repeats nothing
-and skips nothing; after a crash, or when the reader of the output has gone, it may repeat the last second's records.
+A named consumer's cursors move only past records that were written. After Ctrl-C or SIGTERM, the next run repeats
+nothing and skips nothing, and a member has left its group; after a crash, or when the reader of the output has gone, it
+may repeat the last second's records.
 
 A sink polls a consumer and writes its records, as lines or as Arrow and Parquet tables. When `write_next` returns, the
 operating system has the records, unless the format is complete only after `close`.
@@ -36,7 +37,7 @@ from quiver.cli.options import (
     topic_argument,
     url_option,
 )
-from quiver.cli.output import describe_record, format_count, format_time, printable
+from quiver.cli.output import describe_record, format_count, format_time, printable, terminated_in_order
 from quiver.client.frames import require_arrow
 from quiver.errors import FencedError, NotFoundError
 from quiver.model import Offset, PartitionId
@@ -74,7 +75,7 @@ _MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar=
     help="Start N records before the end of each partition.",
 )
 @click.option("--until", type=TimeType(), help=f"Stop before the first record of this time: {TIME_HELP}.")
-@click.option("--follow", is_flag=True, help="Keep waiting for new records, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Keep waiting for new records, until Ctrl-C or SIGTERM.")
 @partitions_option
 @_MAX
 @click.option("--group", metavar="NAME", help="Share the partitions with the other members of this group.")
@@ -127,7 +128,7 @@ def consume(
     if template is not None and format_ != "text":
         raise click.UsageError("give at most one of --template and --format")
     render = None if template is None else make_template(template)
-    with connect(url) as cluster, ExitStack() as opened:
+    with terminated_in_order(), connect(url) as cluster, ExitStack() as opened:
         place = _make_placement(cluster, topic, start, last)
         member = None if group is None else _Member(place, is_line=format_ in ("text", "json"))
         if member is not None and group is not None:
@@ -166,8 +167,8 @@ def consume(
 @json_lines_option
 @url_option
 def tail(*, topic: str, partitions: tuple[int, ...], records_max: int | None, as_json: bool, url: str) -> None:
-    """Print new records of TOPIC as they arrive: time, partition and offset, key, value. Ctrl-C stops it."""
-    with connect(url) as cluster, _open_output(None) as stream:
+    """Print new records of TOPIC as they arrive: time, partition and offset, key, value. Ctrl-C and SIGTERM stop it."""
+    with terminated_in_order(), connect(url) as cluster, _open_output(None) as stream:
         consumer = _open_consumer(cluster, topic, None, partitions=partitions, start=_LATEST)
         if sys.stderr.isatty():
             click.echo(f"waiting for records of {topic}; Ctrl-C stops", err=True)

@@ -53,6 +53,11 @@ def describe(*, group: str, as_json: bool, url: str) -> None:
     if as_json:
         print_json(found)
         return
+    if found.kind == "queue":
+        click.echo(
+            f"group {found.group} is a work queue of {' '.join(found.topics)}: quiver queue describe {found.group}"
+        )
+        return
     _print_summary(found)
     columns = ("member", "instance", "client", "topic", "partition", "epoch", "state")
     print_table(columns, _member_rows(found))
@@ -148,13 +153,11 @@ def delete(*, group: str, force: bool, url: str) -> None:
 
 
 def _group_cells(found: GroupInfo) -> tuple[Cell, ...]:
+    shares: tuple[Cell, ...] = (found.state, len(found.members), found.partitions, found.unassigned)
     return (
         found.group,
         found.kind,
-        found.state,
-        len(found.members),
-        found.partitions,
-        found.unassigned,
+        *(shares if found.kind == "stream" else (None,) * len(shares)),  # workers share a queue without members
         " ".join(found.topics) or None,
         format_time(found.last_rebalance_ms) if found.last_rebalance_ms else None,
     )
@@ -162,8 +165,7 @@ def _group_cells(found: GroupInfo) -> tuple[Cell, ...]:
 
 def _print_summary(found: GroupInfo) -> None:
     parts = [f"group {found.group}", found.state, format_count(len(found.members), "member")]
-    if found.kind == "stream":
-        parts.append(f"{format_count(found.partitions, 'partition')}, {found.unassigned} unassigned")
+    parts.append(f"{format_count(found.partitions, 'partition')}, {found.unassigned} unassigned")
     parts.append(format_count(found.rebalances, "rebalance"))
     if found.last_rebalance_ms:
         parts.append(f"the last one {format_time(found.last_rebalance_ms)}: {found.last_rebalance_reason}")

@@ -13,10 +13,12 @@ up, so that every error of `quiver.errors` has an entry.
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import traceback
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,26 @@ UNKNOWN = 5
 DEFECT = 70
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, in a command that ends in order as after Ctrl-C."""
+
+
+@contextmanager
+def terminated_in_order() -> Iterator[None]:
+    """Raise `Terminated` in the main thread at SIGTERM, instead of ending the process at once."""
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 _EXITS: dict[type[BaseException], tuple[int, str]] = {
     DamageError: (FOUND, "restore the directory from another replica; do not start a node on the damaged one"),

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, Literal
 
 import click
 
+import quiver
 from quiver.cli.dead_letters import dead
 from quiver.cli.options import connect, examples, json_option, url_option
-from quiver.cli.output import Cell, print_json, print_table
+from quiver.cli.output import UNAVAILABLE, Cell, print_json, print_table
 from quiver.cli.quantities import DurationType, format_duration
 from quiver.client.queue_groups import QueueDescription
+from quiver.errors import UnavailableError
 from quiver.groups.settings import dead_letter_topic_of
+
+ASKED_AT_ONCE: Final = 8
+"""Queues that are described at a time."""
+COUNTS: Final = ("ready", "leased", "waiting", "dying")
 
 _GROUP = click.argument("group")
 
@@ -27,28 +35,24 @@ queue.add_command(dead)
 @queue.command("list", epilog="Example: quiver queue list --json")
 @json_option
 @url_option
-def list_queues(*, as_json: bool, url: str) -> None:
-    """Print all work queues: what is ready, leased and waiting in all their partitions."""
-    with connect(url) as cluster:
-        found = [cluster.describe_queue(one.group) for one in cluster.queues()]
+@click.pass_context
+def list_queues(context: click.Context, *, as_json: bool, url: str) -> None:
+    """Print all work queues: what is ready, leased and waiting in all their partitions.
+
+    A queue with a partition that has no leader is printed without numbers, and the exit code is 3.
+    """
+    with connect(url) as cluster, ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        known = cluster.queues()
+        found = list(threads.map(partial(_describe_reached, cluster), known))
     if as_json:
-        print_json(found)
-        return
-    if not found:
+        print_json([one or queue for one, queue in zip(found, known, strict=True)])
+    elif not known:
         click.echo("no queues; `quiver work` and cluster.queue() create them")
-        return
-    rows: list[tuple[Cell, ...]] = [
-        (
-            one.group,
-            " ".join(one.topics) or None,
-            sum(partition.ready for partition in one.partitions),
-            sum(partition.leased for partition in one.partitions),
-            sum(partition.waiting for partition in one.partitions),
-            sum(partition.dying for partition in one.partitions),
-        )
-        for one in found
-    ]
-    print_table(("group", "topics", "ready", "leased", "waiting", "dying"), rows)
+    else:
+        rows = [_queue_cells(queue, one) for one, queue in zip(found, known, strict=True)]
+        print_table(("group", "topics", *COUNTS), rows)
+    if None in found:
+        context.exit(UNAVAILABLE)
 
 
 @queue.command("describe", epilog="Example: quiver queue describe workers")
@@ -139,6 +143,22 @@ def configure_queue(
     with connect(url) as cluster:
         cluster.configure_queue(group, **given)
     click.echo(f"configured {group}")
+
+
+def _describe_reached(cluster: quiver.Cluster, known: QueueDescription) -> QueueDescription | None:
+    """Return a queue with its partitions; None, after saying why, if one of them is not reached."""
+    try:
+        return cluster.describe_queue(known.group)
+    except UnavailableError as error:
+        click.echo(f"queue {known.group}: a partition of {' '.join(known.topics)} does not answer: {error}", err=True)
+        return None
+
+
+def _queue_cells(known: QueueDescription, found: QueueDescription | None) -> tuple[Cell, ...]:
+    counts: list[Cell] = [None] * len(COUNTS)
+    if found is not None:
+        counts = [sum(getattr(partition, name) for partition in found.partitions) for name in COUNTS]
+    return known.group, " ".join(known.topics) or None, *counts
 
 
 def _show_settings(found: QueueDescription) -> list[tuple[str, str]]:

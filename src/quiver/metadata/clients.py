@@ -110,8 +110,8 @@ def _check_unused(state: MetadataState, consumer: ConsumerRow) -> CommandRefusal
         count = len(state.members[consumer.consumer_id])
         return refuse(
             "group_active",
-            f"not done: group {name!r} has {count} members, which share its cursors; join it with group={name!r}, wait "
-            "until they have left, or choose another name",
+            f"not done: group {name!r} has {count} member{'s' * (count > 1)}; join it with group={name!r}, wait until "
+            "it has none, or choose another name",
         )
     group: GroupRow | None = state.tables[Table.CONSUMER_GROUPS].get(consumer.consumer_id)
     if group is not None and group.kind is GroupKind.QUEUE:
