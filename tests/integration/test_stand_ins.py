@@ -92,6 +92,6 @@ def test_only_missing_programs_are_provided(tmp_path: Path, monkeypatch: pytest.
 
 def test_pages_use_no_other_program_that_may_be_missing() -> None:
     basic = {"quiver", ".venv/bin/quiver", "python", "pip", "kill"}
-    basic |= {"cat", "echo", "grep", "head", "sed", "seq", "sort", "tail"}
+    basic |= {"cat", "echo", "grep", "head", "sed", "seq", "sort", "tail", "wc"}
     used = {command.split()[0] for page in PAGES for command in commands(page)}
     assert used <= basic | set(PROGRAMS)
