@@ -97,6 +97,10 @@ class InflightWindow:
         """The batches that are not known to be committed, in order."""
         return [batch for batch in self.waiting if not batch.is_committed]
 
+    def is_sparse(self, records: int) -> bool:
+        """Return whether all its batches together have fewer than so many records."""
+        return sum(batch.count for batch in self.waiting) < records
+
     def seal(self, batch: InflightBatch, producer_id: ProducerId, epoch: int) -> None:
         """Assign a batch its sequence and build its bytes; raise `RequestError` if its records do not fit a batch."""
         if batch.source is not None:

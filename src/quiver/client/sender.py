@@ -1,5 +1,8 @@
 """Sends one partition's batches: at most five in flight, in order, each until its outcome is known.
 
+A record does not wait for the ones before it while these are few: its way through the cluster takes as long as it must,
+not up to twice as long. Once more are in flight, records wait and share the next batch.
+
 A `PartitionSender` is the only sender of a producer's batches to one partition. Batches are sent concurrently until one
 fails. After a failure the sender starts nothing, waits until no batch is in flight, and then resends the failed batches
 in order with the same bytes. The partition answers a batch that it already has with its offset. So a retry neither
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 GAPS_MAX: Final = 3
 """How often the first batch may be out of sequence before the sender asks the partition which sequence it expects.
 A resend alone repairs requests that overtook each other on the way."""
+SPARSE_RECORDS: Final = 4
+"""With fewer records in flight the next one is sent at once; with as many it waits, so that batches become large."""
 
 
 class PartitionSender:
@@ -181,15 +186,15 @@ class PartitionSender:
         """Fill the window from the accumulator; return whether it holds any batch."""
         window, now_ms = self._window, self._router.clock.monotonic_ms()
         while len(window.waiting) < self._options.inflight_batches_max:
-            # While a batch is in flight an open one waits: records that arrive meanwhile make it larger.
-            open_before_ms = None if window.waiting else now_ms - self._options.linger_ms
+            # While many records are in flight an open batch waits: those that arrive meanwhile make it larger.
+            open_before_ms = now_ms - self._options.linger_ms if window.is_sparse(SPARSE_RECORDS) else None
             source = self._accumulator.pop_batch(self._partition_id, open_before_ms=open_before_ms)
             if source is None:
                 break
             waited_ms = now_ms - source.opened_ms
             deadline = self._router.deadline(max(0, self._options.delivery_timeout_ms - waited_ms))
             window.waiting.append(InflightBatch(source, deadline))
-        if not window.waiting:
+        if window.is_sparse(SPARSE_RECORDS):
             self._set_linger()
         return bool(window.waiting)
 

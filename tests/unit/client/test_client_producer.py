@@ -16,6 +16,7 @@ from quiver.client.batching import StoredBatch, partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.inflight import InflightBatch, InflightWindow
 from quiver.client.producer import encode_json
+from quiver.client.sender import SPARSE_RECORDS
 from quiver.clock import SystemClock
 from quiver.errors import (
     FencedError,
@@ -119,21 +120,48 @@ def test_records_without_key_spread_over_all_partitions() -> None:
     assert min(counts) > 0
 
 
-def test_records_sent_while_a_batch_is_in_flight_form_one_batch() -> None:
+def test_a_record_does_not_wait_for_few_records_in_flight_but_for_many() -> None:
     world = World(latency=Latency(minimum_ms=5))
 
     async def scenario() -> None:
         async with world.connect() as cluster:
             await cluster.create_topic("logs", partitions=1)
             producer = await cluster.producer("logs")
-            first = producer.send("first")
-            await asyncio.sleep(0.001)
-            rest = [producer.send(f"{number}") for number in range(100)]
-            await first
+            await producer.send("begun")
+            few = []
+            for number in range(SPARSE_RECORDS):
+                few.append(producer.send(f"{number}"))
+                await asyncio.sleep(0.001)
+            assert not few[0].is_done, "all are in flight"
+            rest = []
+            for number in range(3):
+                rest.append(producer.send(f"later {number}"))
+                await asyncio.sleep(0.001)
+            assert not few[0].is_done
             await rest[-1]
 
     world.run(scenario())
-    assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [1, 100]
+    assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [1, *[1] * SPARSE_RECORDS, 3]
+
+
+def test_linger_also_passes_while_few_records_are_in_flight() -> None:
+    world = World(latency=Latency(minimum_ms=40))
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", linger_ms=5)
+            await producer.send("begun")
+            first = producer.send("first")
+            await asyncio.sleep(0.010)
+            rest = [producer.send("second"), producer.send("third")]
+            await asyncio.sleep(0.010)
+            assert not first.is_done
+            assert producer.core._senders[PartitionId(0)]._in_flight_count == 2
+            await rest[-1]
+
+    world.run(scenario())
+    assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [1, 1, 2]
 
 
 def test_linger_collects_before_the_first_batch() -> None:
