@@ -62,7 +62,7 @@ release-check: ## build twice and compare, check, install and try on every Pytho
 	$(PYTHON) .ci/release_check.py $(PYTHONS)
 
 .PHONY: deploy-tools
-deploy-tools: setup ## build helm and kubeconform, and fetch the schemas with which the tests check deploy/; needs Go
+deploy-tools: setup ## build helm, kubeconform and promtool, and fetch the schemas with which the tests check deploy/; needs Go
 	$(BIN)/python .ci/deploy_tools.py build/tools
 
 lock: ## pin in constraints.txt the newest versions that pyproject.toml allows

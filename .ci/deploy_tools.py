@@ -1,10 +1,13 @@
-"""Fetch what checks deploy/: helm and kubeconform, and the schemas of Kubernetes and of compose files.
+"""Fetch what checks deploy/: helm, kubeconform, promtool, and the schemas of Kubernetes and of compose files.
 
     python .ci/deploy_tools.py [build/tools]        # or: make deploy-tools
 
 Everything comes through Go's module proxy, with the versions below, whose checksums Go verifies: the programs are
-built, and the schemas are files of the modules. Needs Go 1.24 or newer, and nothing else; what is there already is not
+built, and the schemas are files of the modules. Needs Go 1.25 or newer, and nothing else; what is there already is not
 fetched again. The tests find the programs on the PATH as well.
+
+`go install` refuses modules that replace or exclude others, as that of Prometheus does. So promtool is built inside its
+module, and without the service discoveries, which no rule needs. It takes about two minutes of one processor.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ PROGRAMS = {
 }
 KUBERNETES = "k8s.io/kubernetes@v1.33.4"
 COMPOSE = "github.com/compose-spec/compose-go/v2@v2.16.2"
+PROMETHEUS = "github.com/prometheus/prometheus@v0.310.0"
 OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 MONITOR = "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"
 
@@ -40,6 +44,8 @@ def main(directory: Path) -> int:
         if not (directory / name).exists():
             print(f"building {package}", flush=True)
             subprocess.run(["go", "install", package], env={**os.environ, "GOBIN": str(directory)}, check=True)
+    if not (directory / "promtool").exists():
+        build_promtool(directory / "promtool")
     if not (directory / "compose-spec.json").exists():
         shutil.copyfile(fetch(COMPOSE) / "schema" / "compose-spec.json", directory / "compose-spec.json")
     schemas = directory / "schemas"
@@ -53,6 +59,14 @@ def main(directory: Path) -> int:
         unfinished.rename(schemas)
     print(f"{directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
     return 0
+
+
+def build_promtool(program: Path) -> None:
+    """Build promtool in the folder of its module, whose `go.mod` and `go.sum` then apply."""
+    module = fetch(PROMETHEUS)
+    print(f"building promtool of {PROMETHEUS}", flush=True)
+    command = ["go", "build", "-tags", "remove_all_sd", "-ldflags", "-s -w", "-o", str(program), "./cmd/promtool"]
+    subprocess.run(command, cwd=module, env={**os.environ, "GOWORK": "off"}, check=True)
 
 
 def fetch(module: str) -> Path:
