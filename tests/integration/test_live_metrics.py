@@ -86,6 +86,19 @@ def test_counters_tell_what_was_done(cluster: LocalCluster) -> None:
     assert total("quiver_peer_connected,peer=1") == 2
 
 
+def test_batches_decoded_for_an_http_consumer_count_in_the_memory_for_them(cluster: LocalCluster) -> None:
+    register = urllib.request.Request(f"{cluster.urls[0]}/consumer/register", data=b'{"topic": "logs"}', method="POST")
+    with urllib.request.urlopen(register, timeout=10) as answer:
+        consumer_id = json.loads(answer.read())["consumer_id"]
+    before = read_samples(cluster, 1)["quiver_decoded_cached_bytes"]
+    query = f"topic=logs&consumer_id={consumer_id}&max=10"
+    with urllib.request.urlopen(f"{cluster.urls[0]}/consumer/consume_batch?{query}", timeout=10) as answer:
+        assert answer.status == 200
+    after = read_samples(cluster, 1)
+    assert after["quiver_decoded_cached_bytes"] >= before + 50 * 100
+    assert (after["quiver_decoded_reserved_bytes"], after["quiver_decoded_refused_total"]) == (0, 0)
+
+
 def test_error_is_counted_by_its_code(cluster: LocalCluster) -> None:
     with urllib.request.urlopen(f"{cluster.urls[0]}/topics", timeout=10):
         pass

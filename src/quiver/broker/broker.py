@@ -19,7 +19,14 @@ from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
 from quiver.broker.leader_balancer import LeaderBalancer
 from quiver.broker.membership import MembershipReconciler
-from quiver.broker.metrics import collect, describe_disk, describe_replication, describe_topics, describe_totals
+from quiver.broker.metrics import (
+    collect,
+    describe_decoded,
+    describe_disk,
+    describe_replication,
+    describe_topics,
+    describe_totals,
+)
 from quiver.broker.replica_manager import ReplicaManager
 from quiver.broker.replica_table import HostedReplica, ReplicaState, ReplicaTable, find_lags
 from quiver.broker.requests import BrokerRequests
@@ -89,8 +96,8 @@ class Broker:
         self._settings, self._replicator = settings, replicator
         silence_ms_max = 2 * settings.replication.election_timeout_ms
         self._table = ReplicaTable(node, store.view, clock=clock, silence_ms_max=silence_ms_max)
-        self._space = replicator.space
-        self._meters = Meters()
+        self._space, self._meters = replicator.space, Meters()
+        self._decoded = decoded or DecodedBatchBudget(settings.gateway.decoded_bytes_max)
         self._retention = RetentionUpdater(self._table, store, router)
         self._removals = ClientRemovals(self._table, store)
         self._replica_manager = ReplicaManager(
@@ -107,7 +114,7 @@ class Broker:
             settings=settings,
             space=self._space,
             meters=self._meters,
-            decoded=decoded or DecodedBatchBudget(settings.gateway.decoded_bytes_max),
+            decoded=self._decoded,
             on_open=self._handle_open,
         )
         self._heartbeats = HeartbeatSender(
@@ -296,6 +303,7 @@ class Broker:
             *describe_topics(self._meters, self._store.view(), topics_max=self._settings.broker.metric_topics_max),
             *self._requests.metrics(),
             *describe_disk(self._space, self._settings.log),
+            *describe_decoded(self._decoded),
         ]
 
     # -- replicas --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from quiver.metrics import OTHER, Labels, MetricFamily, counter, gauge, histogra
 from quiver.model import NodeId, TopicId
 from quiver.partition import Meters, Replica
 from quiver.raft import Role
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Replicator
 from quiver.storage import DiskSpace, LogStatus
 
@@ -289,4 +290,21 @@ def describe_disk(space: DiskSpace, settings: LogSettings) -> Iterator[MetricFam
         "quiver_disk_refused_appends_total",
         "Messages with entries or snapshots of leaders that were not stored for want of room.",
         space.refused_appends,
+    )
+
+
+def describe_decoded(budget: DecodedBatchBudget) -> Iterable[MetricFamily]:
+    """Return the use of the memory for decoded batches."""
+    return (
+        gauge("quiver_decoded_cached_bytes", "Memory of the decoded batches in caches.", budget.cached_bytes),
+        gauge(
+            "quiver_decoded_reserved_bytes",
+            "Memory that requests in progress have reserved for the batches that they decode.",
+            budget.reserved_bytes,
+        ),
+        counter(
+            "quiver_decoded_refused_total",
+            "Reservations refused because requests in progress had reserved all memory for decoded batches.",
+            budget.refused,
+        ),
     )
