@@ -110,6 +110,12 @@ def describe_metadata(status: MetadataStatus, *, node: int, snapshot_age_ms: int
         ),
         gauge("quiver_metadata_pending_rows", "Rows that wait to be written to the database.", status.pending_rows),
         gauge("quiver_metadata_commands", "Metadata commands of this node in flight.", status.submits),
+        labelled(
+            "quiver_metadata_refused_commands_total",
+            "counter",
+            "Commands of the metadata log refused as malformed, or because this program fails on them.",
+            [((("reason", "malformed"),), status.malformed_commands), ((("reason", "defect"),), status.defects)],
+        ),
         counter("quiver_metadata_transactions_total", "Transactions of the database.", status.transactions),
         gauge(
             "quiver_metadata_failed", "Whether the metadata or its database failed.", int(status.failure is not None)

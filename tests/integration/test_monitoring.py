@@ -169,3 +169,35 @@ def test_promtool_accepts_rules_expressions_and_names(page: str, tmp_path: Path)
     checked.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": as_rules}]}))
     assert run_promtool("check", "rules", str(checked)) == ""
     assert run_promtool("check", "metrics", text=page) == ""
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "counted",
+    [
+        "quiver_wire_handler_failures_total",
+        "quiver_partition_stops_total",
+        'quiver_metadata_refused_commands_total{reason="malformed"}',
+        'quiver_metadata_refused_commands_total{reason="defect"}',
+    ],
+)
+def test_each_counter_of_defects_raises_its_alert(counted: str, tmp_path: Path) -> None:
+    name, _, labels = counted.partition("{")
+    series = f'{name}{{instance="node1",{labels or "}"}'
+    alert = {"severity": "warning", "instance": "node1", **({"reason": labels.split('"')[1]} if labels else {})}
+    (rule,) = [rule for rule in rules() if rule["alert"] == "QuiverDefects"]
+    texts = {**rule["annotations"], "summary": "node1 met a defect of Quiver"}
+    expected = {
+        "eval_time": "12m",
+        "alertname": "QuiverDefects",
+        "exp_alerts": [{"exp_labels": alert, "exp_annotations": texts}],
+    }
+    silent = {"eval_time": "8m", "alertname": "QuiverDefects", "exp_alerts": []}
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": "0x10 1x20"}],
+        "alert_rule_test": [silent, expected],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": [case]}))
+    assert run_promtool("test", "rules", str(file)) == ""

@@ -44,6 +44,22 @@ MOVE_MS_MAX = 3_600_000
 DAY_S = 86_400
 CERTIFICATE_WARNING_DAYS = 30
 CERTIFICATE_CRITICAL_DAYS = 7
+DEFECTS = (
+    (
+        "defect",
+        "quiver_wire_handler_failures_total",
+        ("request", "ended with a defect of Quiver"),
+        "request handler failed",
+    ),
+    ("replica_failed", "quiver_partition_stops_total", ("error", "stopped a replica"), "partition stopped"),
+    (
+        "command_refused",
+        "quiver_metadata_refused_commands_total",
+        ("metadata command", "could not be applied"),
+        "command refused",
+    ),
+)
+"""Counters of defects: code of the finding, metric, what it counts and what became of it, and phrase in the log."""
 RESERVE_FACTOR = 3
 """A disk with less than this many times `log.free_bytes_min` free will be full soon."""
 
@@ -408,15 +424,15 @@ def _check_latencies(report: ClusterReport) -> Iterator[ClusterFinding]:
 
 def _check_defects(report: ClusterReport) -> Iterator[ClusterFinding]:
     for node, _, metrics in report.answers():
-        failures = metrics.total("quiver_wire_handler_failures_total") or 0
-        if failures:
-            yield ClusterFinding(
-                severity="warning",
-                code="defect",
-                subject=f"node {node}",
-                sentence=f"{_count(int(failures), 'request')} ended with a defect of Quiver since its start",
-                advice="report it, with the log lines `request handler failed`",
-            )
+        for code, metric, (noun, outcome), phrase in DEFECTS:
+            if failures := metrics.total(metric):
+                yield ClusterFinding(
+                    severity="warning",
+                    code=code,
+                    subject=f"node {node}",
+                    sentence=f"{_count(int(failures), noun)} {outcome} since its start",
+                    advice=f"report it, with the log lines `{phrase}`",
+                )
 
 
 def _check_certificates(report: ClusterReport) -> Iterator[ClusterFinding]:

@@ -73,6 +73,10 @@ class MetadataStatus(msgspec.Struct, frozen=True, kw_only=True):
     transactions: int
     pending_rows: int
     submits: int
+    malformed_commands: int
+    """Commands of the log that were refused because they are malformed, since the start of this process."""
+    defects: int
+    """Commands of the log that were refused because they made this program fail, since the start of this process."""
     failure: str | None
     outage: str | None
     """Why the database is unreachable, if it is."""
@@ -312,6 +316,8 @@ class MetadataStore:
             transactions=self._writer.transactions,
             pending_rows=self._writer.pending_rows,
             submits=self._submits,
+            malformed_commands=self.machine.bad_commands - self.machine.defects,
+            defects=self.machine.defects,
             failure=(self._member.needs_upgrade or None if self._member is not None else None)
             if failure is None
             else failure.message,

@@ -249,6 +249,8 @@ FAULTS: dict[str, tuple[Callable[[], ClusterReport], str, str]] = {
     ),
     "loop_lags": (lambda: with_metrics(1, latencies("quiver_loop_lag_seconds", 0.4)), "warning", "node 1"),
     "defect": (lambda: with_metrics(1, quiver_wire_handler_failures_total=2), "warning", "node 1"),
+    "replica_failed": (lambda: with_metrics(1, quiver_partition_stops_total=1), "warning", "node 1"),
+    "command_refused": (lambda: with_metrics(1, quiver_metadata_refused_commands_total=3), "warning", "node 1"),
     "certificate_expires": (
         lambda: with_metrics(1, quiver_tls_certificate_expiry_timestamp_seconds=NOW_MS / 1000 + 20 * DAY_S),
         "warning",
@@ -292,6 +294,24 @@ def test_most_severe_findings_come_first() -> None:
     ranks = [SEVERITIES.index(finding.severity) for finding in found.findings]
     assert ranks == sorted(ranks)
     assert found.findings[-1].code == "hold"
+
+
+def test_each_kind_of_defect_is_a_finding_that_names_its_count_and_log_lines() -> None:
+    stops = {"quiver_partition_stops_total": 1, "quiver_metadata_refused_commands_total": 1_200}
+    found = check(with_metrics(2, quiver_wire_handler_failures_total=2, **stops)).findings
+    assert [(one.sentence, one.advice) for one in found] == [
+        (
+            "2 requests ended with a defect of Quiver since its start",
+            "report it, with the log lines `request handler failed`",
+        ),
+        ("1 error stopped a replica since its start", "report it, with the log lines `partition stopped`"),
+        (
+            "1,200 metadata commands could not be applied since its start",
+            "report it, with the log lines `command refused`",
+        ),
+    ]
+    none = dict.fromkeys(("quiver_wire_handler_failures_total", *stops), 0)
+    assert codes(check(with_metrics(2, **none))) == set()
 
 
 def test_few_slow_syncs_are_no_finding() -> None:

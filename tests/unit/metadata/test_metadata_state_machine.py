@@ -139,7 +139,7 @@ def test_malformed_entry_is_refused_and_the_next_one_applied() -> None:
     bad = entry(build_batch([b"value"], timestamp=1), 6)
     machine.apply([*log(*BEGINNING), bad, *log(register_consumer(), first_index=7)])
     assert listener.added[-1][1].index == machine.applied_index == 7
-    assert (failures, machine.bad_commands, machine.applied_commands) == ([], 1, 6)
+    assert (failures, machine.bad_commands, machine.defects, machine.applied_commands) == ([], 1, 0, 6)
 
 
 def test_snapshot_that_cannot_be_read_changes_nothing() -> None:

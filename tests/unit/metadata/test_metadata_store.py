@@ -11,7 +11,14 @@ from metadata_cluster import Cluster, simulate
 from metadata_world import create_topic, init_cluster, register_broker, register_consumer, register_producer
 
 from quiver.config import MetadataSettings
-from quiver.errors import ConflictError, OutcomeUnknownError, OutOfRangeError, OverloadedError, UnavailableError
+from quiver.errors import (
+    ConflictError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    OverloadedError,
+    QuiverError,
+    UnavailableError,
+)
 from quiver.metadata import (
     Change,
     CommandDone,
@@ -21,10 +28,13 @@ from quiver.metadata import (
     Table,
     WatchEvent,
 )
+from quiver.metadata import clients as clients_module
 from quiver.metadata import store as store_module
 from quiver.metadata.commands import CONTROL_STATE
+from quiver.metrics import MetricReader
 from quiver.model import ConsumerId, Index, NodeId
-from quiver.record import build_control_batch
+from quiver.node_metrics import describe_metadata
+from quiver.record import build_batch, build_control_batch
 from quiver.testing import SimulatedClock, SimulatedExecutor
 
 
@@ -466,6 +476,28 @@ def test_primary_that_steps_down_after_a_long_time_still_answers_for_a_while(hib
             await primary.store.read()
 
     simulate(test, hibernation=hibernation)
+
+
+def test_commands_that_cannot_be_applied_are_counted_by_reason_on_every_manager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a defect")
+
+    async def test(cluster: Cluster) -> None:
+        monkeypatch.setattr(clients_module, "register_consumer", fail)
+        for _ in range(2):
+            with pytest.raises(QuiverError, match="a defect"):
+                await cluster.submit(register_consumer())
+        primary = await cluster.primary()
+        await cluster.run_on(primary, primary.member.propose([build_batch([b"no command"], timestamp=1)]))
+        await cluster.wait_equal()
+        for manager in cluster.managers.values():
+            families = describe_metadata(manager.store.status(), node=manager.id, snapshot_age_ms=0)
+            refused = MetricReader(families).values("quiver_metadata_refused_commands_total")
+            assert refused == [({"reason": "malformed"}, 1), ({"reason": "defect"}, 2)]
+
+    simulate(test)
 
 
 def test_log_is_kept_short_by_what_was_applied_since_the_last_snapshot() -> None:

@@ -149,5 +149,5 @@ def test_command_that_makes_the_program_fail_is_refused_and_counted(monkeypatch:
     outcome = member.machine.pop_outcome(2)  # type: ignore[arg-type] # an index
     assert outcome is not None
     assert outcome.refusal is not None
-    assert (outcome.refusal.code, member.machine.bad_commands) == ("bad_command", 1)
+    assert (outcome.refusal.code, member.machine.bad_commands, member.machine.defects) == ("bad_command", 1, 1)
     member.check(member.machine.state.view().digest())
