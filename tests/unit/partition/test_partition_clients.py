@@ -75,6 +75,23 @@ def test_removed_clients_are_dropped_from_the_state_and_the_others_stay() -> Non
     run(test)
 
 
+def test_consumers_that_fill_a_partition_make_room_when_they_are_forgotten() -> None:
+    async def test(replica: Replica) -> None:
+        replica._moves._cursors_max = 2
+        registered = Registered(70, consumers=(1, 2, 3))
+        replica.set_clients(lambda: registered)
+        await set_cursors(replica, (1, 2))
+        with pytest.raises(OverloadedError, match="quiver consumer forget"):
+            await set_cursors(replica, (3,))
+        registered.consumers.discard(1)  # `quiver consumer forget`
+        replica.note_removed(consumers=[ConsumerId(1)])
+        await replica.maintain(0)
+        await set_cursors(replica, (3,))
+        assert sorted(replica.state.cursors) == [2, 3]
+
+    run(test)
+
+
 def test_session_that_began_while_its_consumer_was_dropped_goes_with_the_next_scan() -> None:
     async def test(replica: Replica) -> None:
         await set_cursors(replica, [5])
