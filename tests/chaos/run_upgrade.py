@@ -1,16 +1,20 @@
 """Upgrade a real cluster node by node under load, from the program of the feature level before this one, and back.
 
-    python tests/chaos/run_upgrade.py
+    python tests/chaos/run_upgrade.py [--base COMMIT]
 
 Three nodes of the earlier program are replaced one by one by this program, then by the earlier one again, then by this
 one; each time clients over HTTP and the SDK go on. Then the cluster is upgraded. Exit code 1 if the history checker
 finds anything, if a client had to give up, or if an older node is not refused as it must be.
+
+The earlier program is by default the last one before feature levels. One of this program's level can be chosen, too:
+then there is nothing to raise, and no node is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,8 +27,10 @@ from typing import Any
 from chaos_cluster import Cluster, NodeProcess
 from run_chaos import LONE_CLIENTS, Report, Run
 
+from quiver.features import LEVEL_MAX
+
 BASE = "e45a0d469aee29da806edea8408814a331f3976d"
-"""The newest commit of the feature level before this program's."""
+"""The newest commit of the feature level before this program's: released programs of one level replicate the same."""
 ROOT = Path(__file__).parents[2]
 LOAD_S = 1.0
 """How long clients work between two steps."""
@@ -37,21 +43,19 @@ class NoBaseError(Exception):
     """The earlier program cannot be had: this is no clone with its history."""
 
 
-def find_base(cache: Path) -> Path:
+def find_base(cache: Path, commit: str = BASE) -> Path:
     """Return the folder with the earlier program, built as a wheel once."""
-    program = cache / f"program-{BASE}"
+    program = cache / f"program-{commit}"
     if (program / "quiver").is_dir():
         return program
-    found = subprocess.run(["git", "cat-file", "-e", BASE], cwd=ROOT, capture_output=True, check=False)
-    if found.returncode:
-        raise NoBaseError(f"commit {BASE} is not here: {found.stderr.decode().strip()}")
-    source, wheels = cache / f"source-{BASE}", cache / f"wheels-{BASE}"
+    find_commit(commit)
+    source, wheels = cache / f"source-{commit}", cache / f"wheels-{commit}"
     for folder in (source, wheels):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", BASE], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "x", "-C", str(source)], input=archive, check=True)
-    made = cache / f"installed-{BASE}"
+    made = cache / f"installed-{commit}"
     shutil.rmtree(made, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     built = subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)], check=False)
@@ -64,11 +68,30 @@ def find_base(cache: Path) -> Path:
     return program
 
 
+def find_commit(revision: str) -> str:
+    """Return the hash of a commit."""
+    command = ["git", "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise NoBaseError(f"commit {revision} is not here: {found.stderr.strip()}")
+    return found.stdout.strip()
+
+
+def read_level(program: Path) -> int:
+    """Return the highest feature level that a program knows; 1 if it was made before there were any."""
+    if not (program / "quiver" / "features.py").exists():
+        return 1
+    command = [sys.executable, "-c", "from quiver.features import LEVEL_MAX; print(LEVEL_MAX)"]
+    environment = {**os.environ, "PYTHONPATH": str(program)}
+    return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
 class Upgrade:
     """One cluster under load whose nodes change their program."""
 
     def __init__(self, directory: Path, base: Path) -> None:
         self._base = base
+        self._level = read_level(base)
         self.cluster = Cluster(directory, 3)
         self.steps: list[str] = []
         for node in self.cluster.nodes:
@@ -79,12 +102,14 @@ class Upgrade:
         run = Run(self.cluster, seed=1, clients=LONE_CLIENTS)  # the earlier program has no groups
         try:
             run.begin()
-            self._roll(None, self._expect_refusal)
+            is_older = self._level < LEVEL_MAX
+            self._roll(None, self._expect_refusal if is_older else lambda: None)
             if with_downgrade:
                 self._roll(self._base)
                 self._roll(None)
-            self._raise_level()
-            self._check_old_program_is_refused(self.cluster.nodes[-1])
+            if is_older:
+                self._raise_level()
+                self._check_old_program_is_refused(self.cluster.nodes[-1])
             report = run.finish()
         finally:
             self.cluster.close()
@@ -124,13 +149,14 @@ class Upgrade:
 
     def _raise_level(self) -> None:
         status = self._status()
-        if (status["feature_level"], {node["level_max"] for node in status["nodes"]}) != (1, {2}):
+        levels = {node["level_max"] for node in status["nodes"]}
+        if (status["feature_level"], levels) != (self._level, {LEVEL_MAX}):
             raise AssertionError(f"before the upgrade: {status}")
         for arguments in (("--dry-run",), ("--yes",), ("--yes",)):
             answer = self._quiver("cluster", "upgrade", *arguments)
             if answer.returncode:
                 raise AssertionError(f"not upgraded: {answer}")
-        if self._status()["feature_level"] != 2:
+        if self._status()["feature_level"] != LEVEL_MAX:
             raise AssertionError("the level is not raised")
         time.sleep(LOAD_S)
 
@@ -167,10 +193,15 @@ class Upgrade:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, help="where everything is kept; default: a temporary one")
+    parser.add_argument("--base", default=BASE, metavar="COMMIT", help="the earlier program; default: %(default)s")
     options = parser.parse_args()
+    try:
+        base = find_base(ROOT / "build", find_commit(options.base))
+    except NoBaseError as error:
+        parser.error(str(error))
     directory = options.directory or Path(mkdtemp(prefix="quiver-upgrade-"))
     directory.mkdir(parents=True, exist_ok=True)
-    report = Upgrade(directory, find_base(ROOT / "build")).run(with_downgrade=True)
+    report = Upgrade(directory, base).run(with_downgrade=True)
     print(report)
     if report.is_clean and options.directory is None:
         shutil.rmtree(directory)
