@@ -262,8 +262,10 @@ def _release_hold(
     permissions: Permissions, view: View, request: admin_messages.ReleaseHoldRequest, _: memoryview
 ) -> None:
     require_known(permissions)
-    for topic_id, name in view.holds:
-        if name == request.name and request.topic_id in (None, topic_id):
+    if request.topic_id is not None:
+        require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    for (topic_id, name), hold in view.holds.items():  # those of others stay
+        if name == request.name and request.topic_id is None and hold.principal in ("", permissions.owner):
             require_topic_id(permissions, view, Verb.READ, topic_id)
 
 

@@ -48,7 +48,7 @@ _OPTIONS: Final[tuple[tuple[str, str, click.ParamType[int], str], ...]] = (
     ("connections_max", "--connections", _COUNT, "Connections of the wire protocol, to each node."),
     ("topics_max", "--topics", _COUNT, "Topics that a user owns; deleted ones count until they are purged."),
     ("partitions_max", "--partitions", _COUNT, "Partitions of these topics."),
-    ("registrations_max", "--registrations", _COUNT, "Producers and consumers that a user registered."),
+    ("registrations_max", "--registrations", _COUNT, "Producers, consumers and holds of a user."),
     ("weight", "--weight", _WEIGHT, "Share of the turns while a node is overloaded: 2 gets twice as many as 1."),
 )
 """The limits, with the options that set them."""

@@ -230,9 +230,7 @@ class QuotaBody(Parameters, frozen=True):
         Limit | None, Meta(description="Topics that a user owns; deleted ones count until they are purged.")
     ] = None
     partitions_max: Annotated[Limit | None, Meta(description="Partitions of these topics.")] = None
-    registrations_max: Annotated[Limit | None, Meta(description="Producers and consumers that a user registered.")] = (
-        None
-    )
+    registrations_max: Annotated[Limit | None, Meta(description="Producers, consumers and holds of a user.")] = None
     weight: Annotated[
         Annotated[int, Meta(ge=1, le=WEIGHT_MAX)] | None,
         Meta(description="Share of the turns while a node has more to do than it can; 1 if it is never set."),

@@ -205,7 +205,7 @@ class ChangeHandler:
                 return await self._sign_node(request, self._asker(identity)), ()
             case messages.RemoveBroker():
                 await self._remove_vote(request.broker)
-                return await self._submit_single(request, self._asker(identity))
+                return await self._submit_single(request, identity)
             case admin_messages.AddManager():
                 await add_manager(self._store, request.node)
                 return Done(index=self._index), ()
@@ -213,17 +213,18 @@ class ChangeHandler:
                 await remove_manager(self._store, request.node)
                 return Done(index=self._index), ()
             case _:
-                return await self._submit_single(request, self._asker(identity))
+                return await self._submit_single(request, identity)
 
     def _asker(self, identity: ConnectionIdentity) -> str:
         """Return the principal for the metadata's log; none below the feature level that knows it."""
         return identity.owner if self._store.feature_level >= OWNERS_LEVEL else ""
 
-    async def _submit_single(self, request: SingleRequest | AccessChange, asker: str) -> Answer:
+    async def _submit_single(self, request: SingleRequest | AccessChange, identity: ConnectionIdentity) -> Answer:
+        asker = self._asker(identity)
         if isinstance(request, AccessChange):
             await self._store.submit(access_command(request, now_ms=self._clock.wall_ms(), principal=asker))
             return Done(index=self._index), ()
-        command = self._command(request)
+        command = self._command(request, identity)
         if command is not None:
             await self._store.submit(msgspec.structs.replace(command, principal=asker) if asker else command)
         return Done(index=self._index), ()
@@ -262,7 +263,7 @@ class ChangeHandler:
         if is_leaving and node in self._store.members.voters:
             await remove_manager(self._store, node)
 
-    def _command(self, request: SingleRequest) -> Command[Any] | None:
+    def _command(self, request: SingleRequest, identity: ConnectionIdentity) -> Command[Any] | None:
         """Return the command of a request; None if there is nothing to change."""
         now_ms = self._clock.wall_ms()
         match request:
@@ -284,9 +285,14 @@ class ChangeHandler:
             case messages.ForgetClientRequest():
                 return ForgetClientCommand(now_ms=now_ms, kind=EntityKind(request.kind), id=request.id)
             case admin_messages.PlaceHoldRequest():
-                return _hold(request, now_ms)
+                return _hold(request, now_ms, takes_over=self._may_take_over(identity, ResourceKind.CLUSTER))
             case admin_messages.ReleaseHoldRequest():
-                return ReleaseHoldCommand(now_ms=now_ms, name=request.name, topic_id=request.topic_id)
+                return ReleaseHoldCommand(
+                    now_ms=now_ms,
+                    name=request.name,
+                    topic_id=request.topic_id,
+                    takes_over=self._may_take_over(identity, ResourceKind.CLUSTER),
+                )
             case _:
                 assert_never(request)
 
@@ -475,9 +481,10 @@ class ChangeHandler:
             producer_id=registered.producer_id, epoch=registered.epoch, index=self._index
         )
 
-    def _may_take_over(self, identity: ConnectionIdentity, kind: ResourceKind, name: str) -> bool:
-        """Return whether somebody may register as a client of that name although another one owns it."""
-        return self._store.feature_level >= OWNERS_LEVEL and identity.allows(Verb.CONFIGURE, kind, name)
+    def _may_take_over(self, identity: ConnectionIdentity, kind: ResourceKind, name: str = "") -> bool:
+        """Return whether somebody may use a client of that name, or (`CLUSTER`) any hold, although another owns it."""
+        verb = Verb.ADMIN if kind is ResourceKind.CLUSTER else Verb.CONFIGURE
+        return self._store.feature_level >= OWNERS_LEVEL and identity.allows(verb, kind, name)
 
     async def _create_missing(self, topic: str, identity: ConnectionIdentity) -> None:
         """Create a topic with default settings; a concurrent creation of the same topic is fine."""
@@ -536,7 +543,7 @@ def _selections(selections: tuple[messages.Selection, ...]) -> tuple[TopicSelect
     return tuple(TopicSelection(selection.topic, selection.partitions) for selection in selections)
 
 
-def _hold(request: admin_messages.PlaceHoldRequest, now_ms: int) -> PlaceHoldCommand:
+def _hold(request: admin_messages.PlaceHoldRequest, now_ms: int, *, takes_over: bool) -> PlaceHoldCommand:
     return PlaceHoldCommand(
         now_ms=now_ms,
         topic_id=request.topic_id,
@@ -544,6 +551,7 @@ def _hold(request: admin_messages.PlaceHoldRequest, now_ms: int) -> PlaceHoldCom
         positions=tuple(HoldPosition(partition_id=part, first_offset=at) for part, at in sorted(request.offsets)),
         lasting_ms=request.lasting_ms,
         owner=request.owner,
+        takes_over=takes_over,
     )
 
 

@@ -282,6 +282,8 @@ class PlaceHoldCommand(Command[CommandDone], frozen=True, tag="place_hold"):
     positions: tuple[HoldPosition, ...]
     lasting_ms: Number
     owner: Text = ""
+    takes_over: bool = False
+    """Whether the principal may change a hold that another one placed."""
 
 
 class ReleaseHoldCommand(Command[CommandDone], frozen=True, tag="release_hold"):
@@ -289,6 +291,7 @@ class ReleaseHoldCommand(Command[CommandDone], frozen=True, tag="release_hold"):
 
     name: Text
     topic_id: TopicId | None = None
+    takes_over: bool = False
 
 
 class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):

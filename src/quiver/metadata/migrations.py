@@ -249,6 +249,8 @@ VERSION_9 = (
 
 VERSION_10 = ("ALTER TABLE quotas ADD COLUMN weight BIGINT",)
 
+VERSION_11 = ("ALTER TABLE holds ADD COLUMN principal TEXT NOT NULL DEFAULT ''",)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -269,6 +271,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_8),
     _run(VERSION_9),
     _run(VERSION_10),
+    _run(VERSION_11),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)

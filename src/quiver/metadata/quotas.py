@@ -11,7 +11,7 @@ import re
 
 from quiver.metadata.commands import RemoveQuotaCommand, SetQuotaCommand
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
-from quiver.metadata.rows import QuotaRow, Table
+from quiver.metadata.rows import HoldRow, QuotaRow, Table
 from quiver.metadata.state import Change, MetadataState, drop, put
 from quiver.model import TOPIC_NAME_PATTERN
 from quiver.security.limits import (
@@ -90,14 +90,18 @@ def check_partitions(state: MetadataState, owner: str, *, added: int) -> Command
 
 
 def check_registrations(state: MetadataState, owner: str) -> CommandRefusal | None:
-    """Return why a user may not register one producer or consumer more; None if it may."""
+    """Return why a user may not register one producer or consumer more, or place one hold more; None if it may."""
     limit = _find_limit(state, owner, "registrations_max")
+    if limit is None:
+        return None
     owned = sum(state.owned.get((table, owner), 0) for table in (Table.PRODUCERS, Table.CONSUMERS))
-    if limit is None or owned < limit.amount:
+    holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
+    owned += sum(hold.principal == owner for hold in holds.values())
+    if owned < limit.amount:
         return None
     message = (
-        f"not done: {owner} has {owned} producers and consumers{_explain(limit, 'registrations')}; "
-        "forget some, or reuse their names"
+        f"not done: {owner} has {owned} producers, consumers and holds{_explain(limit, 'registrations')}; "
+        "forget or release some, or reuse their names"
     )
     return refuse("quota_registrations", message)
 

@@ -353,6 +353,8 @@ class HoldRow(Row, frozen=True):
     """When the hold expires; renewing postpones it."""
     positions: tuple[HoldPosition, ...]
     """One position per held partition, sorted."""
+    principal: str = ""
+    """The principal that placed it, who alone may renew and release it; empty if it was anonymous."""
 
     @property
     def key(self) -> tuple[TopicId, str]:

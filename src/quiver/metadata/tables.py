@@ -171,6 +171,7 @@ holds = Table(
     _text("owner"),
     _number("placed_ms"),
     _number("expires_ms"),
+    _text("principal"),
 )
 
 held_positions = Table(

@@ -33,7 +33,7 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, check_assignment, find_topic, refuse
 from quiver.metadata.groups import forget_topic, register_grown
-from quiver.metadata.quotas import check_partitions, check_topics
+from quiver.metadata.quotas import check_partitions, check_registrations, check_topics
 from quiver.metadata.rows import (
     ConsumerRow,
     HoldRow,
@@ -47,6 +47,7 @@ from quiver.metadata.rows import (
 )
 from quiver.metadata.state import Change, Counters, MetadataState, drop, find_made_topic, put
 from quiver.model import TOPIC_NAME_PATTERN, GroupId, NodeId, PartitionId, TopicId
+from quiver.security.limits import is_share_used
 
 PARTITIONS_MAX = 4096
 """Maximum number of partitions of a topic."""
@@ -287,8 +288,9 @@ def place_hold(state: MetadataState, command: PlaceHoldCommand) -> CommandDecisi
     refusal = _check_hold(command, topic)
     if refusal is not None:
         return refusal
-    if known is None and len(holds) >= HOLDS_MAX:
-        return refuse("too_many_holds", f"not done: the cluster has {HOLDS_MAX} holds, the maximum; release some")
+    refusal = _check_new_hold(state, command.principal) if known is None else _check_owner([known], command)
+    if refusal is not None:
+        return refusal
     hold = HoldRow(
         topic_id=command.topic_id,
         name=command.name,
@@ -296,15 +298,19 @@ def place_hold(state: MetadataState, command: PlaceHoldCommand) -> CommandDecisi
         placed_ms=command.now_ms if known is None else known.placed_ms,
         expires_ms=command.now_ms + command.lasting_ms,
         positions=command.positions,
+        principal=(known.principal if known is not None else "") or command.principal,
     )
     return CommandDecision([] if hold == known else [put(hold)])
 
 
-def release_hold(state: MetadataState, command: ReleaseHoldCommand) -> CommandDecision:
-    """Delete the holds of a name, on one topic or on all."""
+def release_hold(state: MetadataState, command: ReleaseHoldCommand) -> CommandDecision | CommandRefusal:
+    """Delete the holds of a name, on one topic or on all; those of other principals stay."""
     holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
-    named = [key for key in sorted(holds) if key[1] == command.name]
-    return CommandDecision([drop(holds[key]) for key in named if command.topic_id in (None, key[0])])
+    named = [holds[key] for key in sorted(holds) if key[1] == command.name and command.topic_id in (None, key[0])]
+    refusal = _check_owner(named, command)
+    if refusal is not None:
+        return refusal
+    return CommandDecision([drop(hold) for hold in named if _may_change(hold, command)])
 
 
 def expire_hold(state: MetadataState, command: ExpireHold) -> CommandDecision | CommandRefusal:
@@ -317,6 +323,30 @@ def expire_hold(state: MetadataState, command: ExpireHold) -> CommandDecision | 
             "too_early", f"not done: hold {hold.name!r} expires at {hold.expires_ms} ms, not yet at {command.now_ms} ms"
         )
     return CommandDecision([drop(hold)])
+
+
+def _check_new_hold(state: MetadataState, principal: str) -> CommandRefusal | None:
+    """Return why a principal may not place one hold more; holds that nobody placed are nobody's share."""
+    holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
+    own = sum(hold.principal == principal for hold in holds.values()) if principal else 0
+    if is_share_used(own=own, used=len(holds), most=HOLDS_MAX):
+        return refuse(
+            "too_many_holds",
+            f"not done: the cluster has {len(holds)} holds of at most {HOLDS_MAX}, {own} of them yours; release some",
+        )
+    return check_registrations(state, principal)
+
+
+def _check_owner(holds: Sequence[HoldRow], command: PlaceHoldCommand | ReleaseHoldCommand) -> CommandRefusal | None:
+    """Return why a principal may change none of these holds; None if there are none."""
+    if not holds or any(_may_change(hold, command) for hold in holds):
+        return None
+    message = f"not done: hold {command.name!r} belongs to another user, who or an administrator may change it"
+    return refuse("not_owner", message)
+
+
+def _may_change(hold: HoldRow, command: PlaceHoldCommand | ReleaseHoldCommand) -> bool:
+    return hold.principal in ("", command.principal) or command.takes_over
 
 
 def _check_hold(command: PlaceHoldCommand, topic: TopicRow) -> CommandRefusal | None:

@@ -51,7 +51,7 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     partitions_max: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None
     """Partitions of these topics."""
     registrations_max: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None
-    """Producers and consumers that a user registered."""
+    """Producers and consumers that a user registered, and holds that it placed."""
     weight: Annotated[int, Meta(ge=1, le=WEIGHT_MAX)] | None = None
     """No limit, but the share of turns while a node has more to do than it can: twice the weight is twice the share."""
 
@@ -109,6 +109,15 @@ def _limit_of(limits: Mapping[str, QuotaLimits], subject: str, name: str) -> Fou
     row = limits.get(subject)
     amount: int | None = None if row is None else getattr(row, name)
     return None if amount is None else FoundLimit(amount, subject)
+
+
+def is_share_used(*, own: int, used: int, most: int) -> bool:
+    """Return whether a principal that has `own` of the `used` things of a kind may not have another one.
+
+    There are at most `most` of them for everybody. Once half of these are used, one principal has at most an eighth, so
+    that no single one can use up what others need.
+    """
+    return used >= most or (used >= most // 2 and own >= most // 8)
 
 
 class QuotaTable:

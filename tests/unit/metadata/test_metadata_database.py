@@ -273,13 +273,13 @@ def test_newer_schema_is_refused_with_a_sentence(path: Path, database: Database)
         connection.execute("UPDATE meta SET schema_version = 99")
         connection.commit()
     with pytest.raises(
-        StorageError, match="schema version 99, but this program supports up to 10: start the newer program"
+        StorageError, match="schema version 99, but this program supports up to 11: start the newer program"
     ):
         database.prepare()
 
 
 def test_there_is_a_migration_for_every_version() -> None:
-    assert len(MIGRATIONS) == SCHEMA_VERSION == 10
+    assert len(MIGRATIONS) == SCHEMA_VERSION == 11
 
 
 def test_what_no_program_of_ours_wrote_is_a_storage_error(path: Path, database: Database) -> None:

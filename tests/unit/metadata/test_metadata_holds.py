@@ -8,6 +8,7 @@ import pytest
 from metadata_world import NOW_MS, create_topic, do, formed_state, refused
 
 from quiver.errors import ConflictError, OutOfRangeError
+from quiver.features import LEVEL_MIN
 from quiver.metadata import (
     CommandDone,
     DeleteTopicCommand,
@@ -41,8 +42,8 @@ def expire(now_ms: int, name: str = "q") -> ExpireHold:
     return ExpireHold(now_ms=now_ms, topic_id=LOGS, name=name)
 
 
-def two_topics() -> MetadataState:
-    state = formed_state()
+def two_topics(*, feature_level: int = LEVEL_MIN) -> MetadataState:
+    state = formed_state(feature_level=feature_level)
     do(state, create_topic("audit"))
     return state
 
@@ -126,6 +127,47 @@ def test_there_is_a_bound_on_holds_but_known_ones_can_be_renewed() -> None:
         do(state, place(f"q{number}"))
     assert refused(state, place("one-more")) == "too_many_holds"
     do(state, place("q7", 9))
+
+
+def test_one_user_leaves_holds_to_others() -> None:
+    state = two_topics(feature_level=2)
+    for number in range(HOLDS_MAX // 2):
+        do(state, place(f"q{number}", principal="user:eve"))
+    assert refused(state, place("one-more", principal="user:eve")) == "too_many_holds"
+    do(state, place("q7", 9, principal="user:eve"))
+    for number in range(HOLDS_MAX // 8):
+        do(state, place(f"a{number}", principal="user:alice"))
+    assert refused(state, place("one-more", principal="user:alice")) == "too_many_holds"
+    do(state, place("nobody's"))
+
+
+def test_hold_belongs_to_who_placed_it() -> None:
+    state = two_topics(feature_level=2)
+    do(state, place("q", principal="user:alice"))
+    assert refused(state, place("q", 9, principal="user:eve")) == "not_owner"
+    for topic_id in (LOGS, None):
+        release = ReleaseHoldCommand(now_ms=NOW_MS, name="q", topic_id=topic_id, principal="user:eve")
+        assert refused(state, release) == "not_owner"
+    do(state, place("q", 9, principal="user:root", takes_over=True))
+    assert state.view().holds[LOGS, "q"].principal == "user:alice"
+    do(state, place("q", topic_id=AUDIT, principal="user:eve"))
+    do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q", principal="user:eve"))
+    assert sorted(state.view().holds) == [(LOGS, "q")]
+    do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q", principal="user:root", takes_over=True))
+    assert not state.view().holds
+
+
+def test_hold_of_nobody_belongs_to_the_first_who_renews_it() -> None:
+    state = two_topics(feature_level=2)
+    do(state, place("q"))
+    do(state, place("q", principal="user:alice"))
+    assert refused(state, place("q", principal="user:eve")) == "not_owner"
+
+
+def test_owner_of_a_hold_needs_the_feature_level() -> None:
+    state = two_topics()
+    assert refused(state, place("q", takes_over=True)) == "feature_level"
+    assert refused(state, place("q", principal="user:alice")) == "feature_level"
 
 
 def test_refusals_say_what_to_do() -> None:

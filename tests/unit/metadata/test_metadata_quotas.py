@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,14 +21,15 @@ from quiver.metadata.commands import (
     DeleteTopicCommand,
     DeleteUserCommand,
     ForgetClientCommand,
+    PlaceHoldCommand,
     PurgeTopic,
     RegisterConsumerResult,
     RemoveQuotaCommand,
     SetQuotaCommand,
 )
-from quiver.metadata.rows import EntityKind, Table, TopicRow
+from quiver.metadata.rows import EntityKind, HoldPosition, Table, TopicRow
 from quiver.metadata.state import MetadataState
-from quiver.model import NodeId
+from quiver.model import NodeId, PartitionId, TopicId
 from quiver.security.limits import QuotaLimits
 
 ALICE = "user:alice"
@@ -153,6 +155,23 @@ def test_registrations_are_producers_and_consumers(state: MetadataState) -> None
     assert isinstance(made, RegisterConsumerResult)
     do(state, ForgetClientCommand(now_ms=NOW_MS, kind=EntityKind.CONSUMER, id=made.consumer_id))
     do(state, register_producer(name="q", principal=ALICE))
+
+
+def test_holds_count_as_registrations(state: MetadataState) -> None:
+    set_quota(state, ALICE, registrations_max=2)
+    hold = PlaceHoldCommand(
+        now_ms=NOW_MS,
+        principal=ALICE,
+        topic_id=TopicId(1),
+        name="q",
+        positions=(HoldPosition(partition_id=PartitionId(0), first_offset=0),),
+        lasting_ms=1_000,
+    )
+    do(state, hold)
+    do(state, register_consumer(principal=ALICE))
+    assert refusal_of(state, register_producer(principal=ALICE))[0] == "quota_registrations"
+    assert refusal_of(state, msgspec.structs.replace(hold, name="r"))[0] == "quota_registrations"
+    do(state, hold)  # renewed
 
 
 def test_own_limit_is_before_the_roles_and_they_before_the_default(state: MetadataState) -> None:
