@@ -16,6 +16,7 @@ import msgspec
 
 from quiver.access.audit import AuditedOperation
 from quiver.errors import NotAllowedError, NotFoundError
+from quiver.groups.settings import DEAD_LETTERS_PREFIX
 from quiver.metadata import ConsumerRow, ProducerRow, View
 from quiver.model import NO_PRODUCER, ConsumerId, ProducerId, TopicId
 from quiver.record import HEADER_BYTES
@@ -63,11 +64,16 @@ def deny(permissions: Permissions, wanted: str) -> NotAllowedError:
 
 def require_owner(permissions: Permissions, row: ProducerRow | ConsumerRow | None, kind: ClientKind) -> None:
     """Raise `NotAllowedError` if a client belongs to another principal; an unknown client is the handler's business."""
-    if row is None or row.owner in ("", permissions.owner):
+    if row is None or (row.owner in ("", permissions.owner) and not _is_of_nodes(row)):
         return
     if not permissions.allows(Verb.CONFIGURE, _KINDS[kind], client_name(row)):
         message = f"not done: {kind} {row.key} belongs to another user; {permissions.principal} may not use it"
         raise NotAllowedError(message, code="not_owner")
+
+
+def _is_of_nodes(row: ProducerRow | ConsumerRow) -> bool:
+    """Return whether a client without an owner is no one's to take: nodes move dead letters with it."""
+    return isinstance(row, ProducerRow) and row.name.startswith(DEAD_LETTERS_PREFIX)
 
 
 def client_name(row: ProducerRow | ConsumerRow) -> str:
@@ -148,6 +154,12 @@ def _topic_id(verb: Verb) -> Rule:
     return rule
 
 
+def _create_topic(permissions: Permissions, _: View, request: messages.CreateTopicRequest, __: memoryview) -> None:
+    require(permissions, Verb.CREATE, ResourceKind.TOPIC, request.topic)
+    if request.owner or request.request_id.startswith(DEAD_LETTERS_PREFIX):
+        raise deny(permissions, "create a topic as only nodes do")
+
+
 def _produce(permissions: Permissions, view: View, request: messages.Produce, payload: memoryview) -> None:
     require_topic_id(permissions, view, Verb.WRITE, request.topic_id)
     if len(payload) < HEADER_BYTES:
@@ -200,6 +212,8 @@ def _register_producer(
 ) -> None:
     for selection in request.topics:
         require(permissions, Verb.WRITE, ResourceKind.TOPIC, selection.topic)
+    if request.name.startswith(DEAD_LETTERS_PREFIX):
+        require(permissions, Verb.CONFIGURE, ResourceKind.PRODUCER, request.name)
     if request.producer_id is not None:
         require_producer(permissions, view, request.producer_id)
 
@@ -289,6 +303,7 @@ def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> Non
     parse_join_user(str(permissions.principal))
 
 
+_VERBS[_create_topic] = Verb.CREATE
 _VERBS.update(dict.fromkeys((_produce, _begin_epoch, _register_producer), Verb.WRITE))
 _VERBS.update(
     dict.fromkeys((_fetch, _consume, _consume_many, _get_cursors, _move_cursor, _queue, _register_consumer), Verb.READ)
@@ -317,7 +332,7 @@ RULES: dict[type[Request[Any]], Rule] = {
     admin_messages.RemoveManager: _cluster(Verb.ADMIN),
     admin_messages.UpgradeCluster: _cluster(Verb.ADMIN),
     # Topics.
-    messages.CreateTopicRequest: _topic(Verb.CREATE),
+    messages.CreateTopicRequest: _create_topic,
     messages.ConfigureTopicRequest: _topic(Verb.CONFIGURE),
     messages.AddPartitionsRequest: _topic(Verb.CONFIGURE),
     messages.DeleteTopicRequest: _topic(Verb.DELETE),

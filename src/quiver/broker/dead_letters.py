@@ -11,8 +11,11 @@ The limit of it: if the target has forgotten the producer (it was removed, or it
 idle time) after letters were sent and before they are buried, they are sent again.
 
 A record that cannot be read any more, since retention removed it or its batch is malformed, leaves a dead letter
-without a value that says so. A topic that cannot be created or written holds the letters up: the queue stops at
-`in_flight_max`, and says why.
+without a value that says so. A topic that cannot be created (it counts for the quotas of the group's owner) or written
+holds the letters up: the queue stops at `in_flight_max`, and says why.
+
+Whether a queue may write where its settings say is decided when it is opened or configured, by the primary
+(`quiver.manager.group_requests`) and `quiver.access.rules`; not again for each letter.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.faults import describe_fault
-from quiver.groups.settings import QueueSettings, dead_letter_topic_of
+from quiver.groups.settings import DEAD_LETTERS_PREFIX, QueueSettings, dead_letter_topic_of
 from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore, TopicRow
@@ -66,7 +69,6 @@ BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024
 REPLICAS_PER_STEP = 100
 """Replicas looked at before others get a turn of the event loop."""
-PRODUCER_PREFIX = "quiver-dead/"
 
 
 class _Session(msgspec.Struct):
@@ -159,7 +161,7 @@ class DeadLetterMover:
         term = replica.member.term
         topic = await self._find_topic(key, group_id, settings)
         partition_id = PartitionId(key[1] % topic.partitions)
-        name = f"{PRODUCER_PREFIX}{group_id}/{key[0]}/{key[1]}"
+        name = f"{DEAD_LETTERS_PREFIX}{group_id}/{key[0]}/{key[1]}"
         selection = Selection(topic=topic.name, partitions=(partition_id,))
         registered = await self._router.ask_primary(
             RegisterProducerRequest(topics=(selection,), name=name, creates_topics=False)
@@ -202,7 +204,7 @@ class DeadLetterMover:
         return None if window is None else window.target
 
     async def _find_topic(self, key: PartitionKey, group_id: ConsumerId, settings: QueueSettings) -> TopicRow:
-        """Return the dead-letter topic; create it if it does not exist."""
+        """Return the dead-letter topic; create it if it does not exist, as a topic of the group's owner."""
         view = self._store.view()
         source, group = view.topics.get(key[0]), view.consumers.get(group_id)
         if source is None or group is None:
@@ -215,8 +217,9 @@ class DeadLetterMover:
             topic=name,
             partitions=1,
             replicas=source.replicas,
-            request_id=f"{PRODUCER_PREFIX}{group_id}/{key[0]}/{view.index}",
+            request_id=f"{DEAD_LETTERS_PREFIX}{group_id}/{key[0]}/{view.index}",
             is_encrypted=True if source.is_encrypted else None,
+            owner=group.owner,
         )
         try:
             created = await self._router.ask_primary(request)

@@ -23,6 +23,9 @@ DELAY_MS_MAX = 366 * 24 * 3_600_000
 IN_FLIGHT_MAX = 100_000
 """Highest `in_flight_max`: the state of a partition has room for it whatever the order of acknowledgements is."""
 MULTIPLIER_MAX = 100.0
+DEAD_LETTERS_PREFIX = "quiver-dead/"
+"""Before the id of a queue's group: begins the names of producers, and ids of requests, with which nodes move its dead
+letters. Nobody else may use such names."""
 
 _TOPIC_NAME = re.compile(TOPIC_NAME_PATTERN)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")

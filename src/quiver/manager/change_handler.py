@@ -192,7 +192,7 @@ class ChangeHandler:
             case admin_messages.UpgradeCluster():
                 return await self._manager.upgrade.carry_out(request), ()
             case messages.CreateTopicRequest():
-                return await self._create_topic(request, self._asker(identity)), ()
+                return await self._create_topic(request, request.owner or self._asker(identity)), ()
             case messages.AddPartitionsRequest():
                 return await self._add_partitions(request, self._asker(identity)), ()
             case messages.RegisterProducerRequest():

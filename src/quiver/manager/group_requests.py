@@ -12,8 +12,8 @@ from typing import Any, assert_never, get_args
 import msgspec
 
 from quiver.clock import Clock
-from quiver.errors import NotFoundError, OutOfRangeError
-from quiver.groups.settings import QueueSettings, find_dead_letter_fault
+from quiver.errors import NotAllowedError, NotFoundError, OutOfRangeError
+from quiver.groups.settings import DEAD_LETTERS_PREFIX, QueueSettings, dead_letter_topic_of, find_dead_letter_fault
 from quiver.manager.describe_groups import describe_assignment, find_topics
 from quiver.manager.group_coordinator import GroupCoordinator
 from quiver.metadata import (
@@ -93,7 +93,7 @@ class GroupRequestHandler:
     ) -> GroupJoined:
         _check_name(request.group)
         if request.kind == "queue":
-            self._check_dead_letters(request.group, None, request.topics)
+            self._check_dead_letters(request, None, identity)
         registered = await self._store.submit(
             JoinGroupCommand(
                 now_ms=self._clock.wall_ms(),
@@ -121,7 +121,7 @@ class GroupRequestHandler:
     async def _configure(self, request: ConfigureGroup, identity: ConnectionIdentity) -> GroupConfigured:
         _check_name(request.group)
         settings = self._new_settings(request.group, request.settings)
-        self._check_dead_letters(request.group, settings, request.topics)
+        self._check_dead_letters(request, settings, identity)
         configured = await self._store.submit(
             ConfigureGroupCommand(
                 now_ms=self._clock.wall_ms(),
@@ -162,12 +162,53 @@ class GroupRequestHandler:
         group = view.consumer_groups.get(consumer.consumer_id)
         return QueueSettings() if group is None else group.settings, find_topics(view, consumer)
 
-    def _check_dead_letters(self, name: str, settings: QueueSettings | None, topics: tuple[str, ...]) -> None:
-        """Raise `OutOfRangeError` if dead letters of a queue with further topics, and new settings, had no place."""
-        known, registered = self._find_queue(name)
-        if fault := find_dead_letter_fault(settings or known, (*registered, *topics)):
+    def _check_dead_letters(
+        self, request: JoinGroup | ConfigureGroup, settings: QueueSettings | None, identity: ConnectionIdentity
+    ) -> None:
+        """Raise an error if dead letters of a queue with further topics, and new settings, had no place.
+
+        Raises:
+            OutOfRangeError: the settings name a place that cannot be.
+            NotAllowedError: the topic that they would go to by default exists, and is not the asker's to write.
+        """
+        name, (known, registered) = request.group, self._find_queue(request.group)
+        wanted = settings or known
+        topics = (*registered, *request.topics)
+        if fault := find_dead_letter_fault(wanted, topics):
             message = f"not done: dead_letter_topic of queue {name!r} is not valid: {fault}; choose another topic"
             raise OutOfRangeError(message, code="bad_group")
+        is_queue = self._is_queue(name)
+        if wanted.dead_letter_topic or not (is_queue or request.kind == "queue"):
+            return
+        checked = registered if is_queue and not known.dead_letter_topic else ()
+        for topic in topics:
+            if topic not in checked:
+                self._check_default(name, dead_letter_topic_of(wanted, topic=topic, group=name), identity)
+
+    def _check_default(self, group: str, name: str, identity: ConnectionIdentity) -> None:
+        """Raise `NotAllowedError` if the topic to which a queue's dead letters go by default exists, and is another's.
+
+        The leaders of partitions write them on their own authority, and the names of different groups can lead to one
+        name. A queue uses what the asker may write, what was made for the queue itself, and for others of its owner.
+        """
+        view = self._store.view()
+        topic, consumer = view.topic(name), view.consumer(group)
+        if topic is None or identity.allows(Verb.WRITE, ResourceKind.TOPIC, name):
+            return
+        owner = identity.owner if consumer is None else consumer.owner
+        is_owners = bool(owner) and topic.owner == owner and topic.request_id.startswith(DEAD_LETTERS_PREFIX)
+        is_own = consumer is not None and topic.request_id.startswith(f"{DEAD_LETTERS_PREFIX}{consumer.consumer_id}/")
+        if not is_own and not is_owners:
+            raise NotAllowedError(
+                f"not done: dead letters of queue {group!r} would go to topic {name!r}, which exists, and "
+                f"{identity.principal} may not write it; choose another name for the group, or ask for a grant"
+            )
+
+    def _is_queue(self, name: str) -> bool:
+        view = self._store.view()
+        consumer = view.consumer(name)
+        group = None if consumer is None else view.consumer_groups.get(consumer.consumer_id)
+        return group is not None and group.kind is GroupKind.QUEUE
 
     async def _restart(self, request: RestartGroup, identity: ConnectionIdentity) -> GroupRestarted:
         if self._store.view().consumer(request.group) is None:

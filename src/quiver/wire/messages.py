@@ -143,6 +143,8 @@ class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic")
     request_id: Name = ""
     is_encrypted: bool | None = None
     """Whether its replicas encrypt their files; None: as `encryption.encrypt_new_topics` says on the primary."""
+    owner: Name = ""
+    """Whom a node creates it for, as its owner; empty: for the sender."""
 
     @property
     def is_idempotent(self) -> bool:

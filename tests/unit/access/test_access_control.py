@@ -329,6 +329,21 @@ def test_groups_belong_to_their_owner_and_joining_needs_to_read_the_topics(world
     assert world.control.filter(ConnectionIdentity(user_principal("alice")), keep, found) == found
 
 
+def test_what_nodes_move_dead_letters_with_is_not_for_users(world: World) -> None:
+    world.do(RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs.web"),), name="quiver-dead/1/1/0"))
+    for verb in ("write", "create"):
+        world.grant("user:alice", verb)
+    selection = (Selection(topic="logs.web"),)
+    mover = ProducerId(1)
+    assert world.check("alice", BeginEpoch(**AT, producer_id=mover, epoch=0)) == "not_owner"
+    assert world.check("alice", RegisterProducerRequest(topics=selection, producer_id=mover)) == "not_owner"
+    assert world.check("alice", RegisterProducerRequest(topics=selection, name="quiver-dead/9/1/0")) == "not_allowed"
+    assert world.check("alice", ForgetClientRequest(kind="producer", id=1)) == "not_allowed"
+    assert world.check("alice", CreateTopicRequest(topic="logs.x")) == ""
+    assert world.check("alice", CreateTopicRequest(topic="logs.x", owner="user:bob")) == "not_allowed"
+    assert world.check("alice", CreateTopicRequest(topic="logs.x", request_id="quiver-dead/1/1/1")) == "not_allowed"
+
+
 def test_internal_topics_are_for_administrators(world: World) -> None:
     world.grant("user:alice", "admin", name="")
     at: dict[str, Any] = {"topic_id": AUDIT, "partition_id": PartitionId(0)}

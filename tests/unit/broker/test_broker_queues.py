@@ -12,7 +12,7 @@ import pytest
 from broker_cluster import Cluster, simulate
 
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
-from quiver.groups.settings import QueueSettings
+from quiver.groups.settings import DEAD_LETTERS_PREFIX, QueueSettings
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
     ConfigureGroupCommand,
@@ -228,6 +228,29 @@ def test_rejected_record_is_moved_with_its_history() -> None:
             "quiver-dead-attempts": b"1",
             "quiver-dead-reason": b"no such user",
         }
+
+    simulate(test, is_managed=True)
+
+
+def test_topic_of_dead_letters_belongs_to_the_owner_of_the_group() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        command = ConfigureGroupCommand(
+            now_ms=1,
+            group="workers",
+            topics=(TopicSelection("logs"),),
+            group_kind=GroupKind.QUEUE,
+            principal="user:alice",
+        )
+        queue = Queue(cluster, topic_id, (await cluster.submit(command)).consumer_id)
+        await cluster.produce(topic_id, b"a")
+        received, _ = await queue.receive()
+        await queue.settle(rejects=(QueueReject(0, 1, received.grant, "bad"),))
+        await wait_moved(queue, 1)
+        made = cluster.view().topic(DEAD_TOPIC)
+        assert made is not None
+        assert made.owner == "user:alice"
+        assert made.request_id.startswith(f"{DEAD_LETTERS_PREFIX}{queue.group_id}/")
 
     simulate(test, is_managed=True)
 

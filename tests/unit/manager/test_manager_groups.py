@@ -30,6 +30,7 @@ from quiver.manager.group_plan import is_group_planned, is_member_planned, plan_
 from quiver.metadata import (
     AddPartitionsCommand,
     AssignPartitions,
+    ConfigureGroupCommand,
     DeleteTopicCommand,
     GroupKind,
     GroupMember,
@@ -40,6 +41,7 @@ from quiver.metadata import (
     OwnedPartition,
     RemoveMembers,
     RestoreTopicCommand,
+    TopicSelection,
 )
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.security.identity import ConnectionIdentity
@@ -54,7 +56,7 @@ from quiver.wire.group_messages import (
     QueueSettingsChange,
     RestartGroup,
 )
-from quiver.wire.messages import RegisterConsumerRequest, Selection
+from quiver.wire.messages import CreateTopicRequest, RegisterConsumerRequest, Selection
 from quiver.wire.requests import Request
 
 
@@ -362,6 +364,65 @@ def test_queues_have_settings_and_no_members() -> None:
             await world.ask(JoinGroup(group="q", topics=("logs",), member_id="m"))
 
     work(test)
+
+
+def test_queue_does_not_write_dead_letters_into_what_is_anothers() -> None:
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=2, **{"logs.a_b.dead": 1})
+        primary = world.working(int((await world.primary()).id))
+        assert await ask_as("bob", primary, "a/b") == "not_allowed"
+        assert await ask_as("bob", primary, "a/b", Verb.WRITE) == ""
+        assert await ask_as("bob", primary, "other") == ""
+        await world.submit(ConfigureGroupCommand(now_ms=1, group="stream", topics=(TopicSelection("logs"),)))
+        await world.create("logs.stream.dead", 1)
+        stream = ConfigureGroup(group="stream", kind="stream", topics=("logs",))
+        assert await ask_as("bob", primary, "stream", request=stream) == ""  # it has no dead letters
+
+    work(test)
+
+
+def test_queue_keeps_the_topic_that_was_made_for_its_dead_letters() -> None:
+    async def test(world: GroupWorld) -> None:
+        await world.prepare(logs=2, more=2)
+        primary = world.working(int((await world.primary()).id))
+        assert await ask_as("bob", primary, "a_b") == ""
+        group = world.view.consumer("a_b")
+        assert group is not None
+        assert group.owner == "user:bob"
+        made = CreateTopicRequest(
+            topic="logs.a_b.dead", request_id=f"quiver-dead/{group.consumer_id}/1/1", owner="user:bob"
+        )
+        await world.ask(made)
+        row = await world.wait(lambda: world.view.topic("logs.a_b.dead"))
+        assert row.owner == "user:bob"
+        more = JoinGroup(group="a_b", topics=("logs", "more"), kind="queue")
+        assert await ask_as("bob", primary, "a_b", request=more) == ""
+        assert await ask_as("bob", primary, "a/b") == "", "another queue of the same owner"
+        assert await ask_as("eve", primary, "a b") == "not_allowed"
+        graves = ConfigureGroup(group="a_b", settings=QueueSettingsChange(dead_letter_topic="graves"))
+        assert await ask_as("bob", primary, "a_b", request=graves) == ""
+        await world.create("more.a_b.dead", 1)
+        default = ConfigureGroup(group="a_b", settings=QueueSettingsChange(dead_letter_topic=""))
+        assert await ask_as("bob", primary, "a_b", request=default) == "not_allowed"
+
+    work(test)
+
+
+async def ask_as(
+    user: str, primary: WorkingManager, group: str, *verbs: Verb, request: JoinGroup | ConfigureGroup | None = None
+) -> str:
+    """Open a queue of `logs`, or send another request, for a user with verbs on logs; return why it was refused."""
+    identity = ConnectionIdentity(user_principal(user))
+    grants = [
+        Grant(subject=f"user:{user}", verb=verb, kind=ResourceKind.TOPIC, name="logs", is_prefix=True) for verb in verbs
+    ]
+    identity.permissions = Permissions(identity.principal, grants)
+    asked = request or JoinGroup(group=group, topics=("logs",), kind="queue")
+    try:
+        await primary.admin._groups.carry_out(asked, identity, primary.manager.groups)
+    except QuiverError as error:
+        return error.code
+    return ""
 
 
 def test_dead_letters_have_a_topic_that_the_queue_does_not_read() -> None:
