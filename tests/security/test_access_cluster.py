@@ -15,6 +15,7 @@ import quiver
 from quiver.cli import main
 from quiver.config import TlsSettings
 from quiver.errors import NotAllowedError, NotFoundError
+from quiver.gateway import queue_handlers
 from quiver.model import Index
 from quiver.security.permissions import Verb
 from quiver.security.secrets import read_secret
@@ -99,6 +100,21 @@ def test_nobody_works_on_anothers_queue(secure: SecuredCluster, alice: str, bob:
     assert (status, answer["code"]) == (403, "not_allowed")
     assert secure.call("POST", "/queue/ack", {**queue, **receipt}, token="")[0] == 401
     assert secure.must("POST", "/queue/ack", {**queue, **receipt}, token=alice)["count"] == 1
+
+
+def test_one_user_leaves_queues_over_http_to_others(
+    secure: SecuredCluster, alice: str, bob: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secure.must("POST", "/producer/register", {"topic": "logs.many"}, token=alice)
+    monkeypatch.setattr(queue_handlers, "QUEUES_MAX", 16)  # some may be open still, from other tests
+
+    def receive(name: str, token: str) -> str:
+        body = {"topic": "logs.many", "group": name}
+        return str(secure.call("POST", "/queue/receive", body, token=token)[1].get("code", ""))
+
+    assert [receive(f"many-{number}", alice) for number in range(9)][-1] == "too_many_queues"
+    assert receive("many-0", alice) == ""
+    assert receive("one", bob) == ""
 
 
 def test_user_of_a_topic_may_make_a_queue_with_settings(secure: SecuredCluster) -> None:

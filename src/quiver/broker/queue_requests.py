@@ -6,19 +6,20 @@ call the replica's `QueueHandler`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
 from quiver.broker.client_checks import check_consumer, start_of
 from quiver.broker.heartbeats import ClientActivity
 from quiver.broker.replica_table import ReplicaTable
-from quiver.errors import ConflictError
+from quiver.errors import ConflictError, OverloadedError
 from quiver.groups.settings import QueueSettings
 from quiver.metadata import GroupKind, View
 from quiver.model import ConsumerId
 from quiver.partition import DefaultStart, Replica
-from quiver.partition.queue_handler import ReceiveRequest
+from quiver.partition.queue_handler import QUEUES_MAX, ReceiveRequest
+from quiver.security.limits import is_share_used
 from quiver.wire.queue_messages import (
     GetQueue,
     QueueFound,
@@ -52,6 +53,8 @@ class QueueRequests:
     async def _receive(self, caller: Caller, request: QueueReceive, _: memoryview) -> Answer:
         replica, view, start = self._admit(request)
         settings = find_queue_settings(view, request.group_id)
+        if request.group_id not in replica.state.queues:
+            _check_share(view, request.group_id, replica.state.queues)
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.queues.receive(
                 ReceiveRequest(
@@ -110,6 +113,27 @@ class QueueRequests:
         if not isinstance(request, GetQueue):
             self._clients.record("consumer", request.group_id)
         return replica, view, start_of(registration)
+
+
+def _check_share(view: View, group_id: ConsumerId, queues: Collection[ConsumerId]) -> None:
+    """Raise `OverloadedError` if a partition has no room for one queue more of a group's owner.
+
+    Queues keep their state until their group is deleted: one reader of the topic could take the room of all others. The
+    queue handler has the bound on all queues together.
+    """
+    owner, used = _owner_of(view, group_id), len(queues)
+    own = sum(_owner_of(view, one) == owner for one in queues) if owner else 0
+    if own and is_share_used(own=own, used=used, most=QUEUES_MAX):
+        raise OverloadedError(
+            f"not done: {used} work queues, of at most {QUEUES_MAX}, have state in this partition, {own} of them of "
+            f"{owner}; delete groups that are not used",
+            code="too_many_queues",
+        )
+
+
+def _owner_of(view: View, group_id: ConsumerId) -> str:
+    row = view.consumers.get(group_id)
+    return "" if row is None else row.owner
 
 
 def find_queue_settings(view: View, group_id: ConsumerId) -> QueueSettings:

@@ -35,6 +35,7 @@ from quiver.gateway.metrics import Metrics
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.security.limits import is_share_used
 from quiver.wire.group_messages import QueueSettingsChange
 from quiver.wire.queue_messages import Grant, Position
 from quiver.wire.requests import PartitionNumber
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 NOTHING = HttpResponse(status=204)
 QUEUES_MAX = 1_000
-"""Queues that a gateway serves at a time, each counted once per principal."""
+"""Queues that a gateway serves at a time, each counted once per principal; `is_share_used` shares them out."""
 IDLE_MS_MAX = 30_000
 """Time after which the dispatcher of a queue that nobody uses is closed."""
 
@@ -215,9 +216,7 @@ class QueueHandlers:
 
     async def _make(self, key: QueueKey, deadline: Deadline, *, is_creating: bool) -> _OpenQueue:
         topic, group, on_behalf_of = key
-        if len(self._queues) >= QUEUES_MAX:
-            message = f"not done: this node serves {QUEUES_MAX} queues over HTTP already; use another node"
-            raise OverloadedError(message, code="too_many_queues")
+        self._check_room(key)
         if is_creating:
             group_id, settings = await open_group(
                 self._router,
@@ -246,6 +245,17 @@ class QueueHandlers:
         if self._sweeper is None:
             self._sweep()
         return opened
+
+    def _check_room(self, key: QueueKey) -> None:
+        """Raise `OverloadedError` if all dispatchers, or the caller's share of them, are in use or being opened."""
+        others = (self._queues.keys() | self._opening.keys()) - {key}
+        own = sum(principal == key[2] for _, _, principal in others) if key[2] else 0
+        if is_share_used(own=own, used=len(others), most=QUEUES_MAX):
+            message = (
+                f"not done: this node serves {len(others)} queues over HTTP already, of at most {QUEUES_MAX}, {own} of "
+                "them yours; use another node"
+            )
+            raise OverloadedError(message, code="too_many_queues")
 
     def _sweep(self) -> None:
         """Close dispatchers that nobody uses."""

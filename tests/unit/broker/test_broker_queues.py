@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from broker_cluster import Cluster, simulate
 
-from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
+from quiver.broker import queue_requests
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError, OverloadedError, UnavailableError
 from quiver.groups.settings import DEAD_LETTERS_PREFIX, QueueSettings
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
@@ -170,6 +171,41 @@ def test_unknown_groups_and_partitions_are_refused() -> None:
         assert (found.leased, found.ready, found.in_flight_max, found.stall) == (1, 0, 10_000, "empty")
 
     simulate(test, is_managed=True)
+
+
+def test_one_owner_leaves_room_for_queues_of_others() -> None:
+    async def open_as(cluster: Cluster, topic_id: TopicId, user: str, number: int) -> str:
+        command = ConfigureGroupCommand(
+            now_ms=1,
+            group=f"{user}-{number}",
+            topics=(TopicSelection("logs"),),
+            group_kind=GroupKind.QUEUE,
+            principal=user,
+        )
+        group_id = (await cluster.submit(command)).consumer_id
+        request = QueueReceive(
+            topic_id=topic_id, partition_id=P0, group_id=group_id, records_max=1, known_index=cluster.known_index
+        )
+        try:
+            await cluster.ask((await cluster.wait_leader(topic_id)).id, request)
+        except OverloadedError as error:
+            return error.code
+        return ""
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"x")
+        assert [await open_as(cluster, topic_id, "user:eve", number) for number in range(8)] == [""] * 8
+        assert await open_as(cluster, topic_id, "user:eve", 8) == "too_many_queues"
+        assert await open_as(cluster, topic_id, "user:eve", 0) == "", "one that has state goes on"
+        assert [await open_as(cluster, topic_id, "user:bob", number) for number in range(3)] == [
+            "",
+            "",
+            "too_many_queues",
+        ]
+
+    with patch.object(queue_requests, "QUEUES_MAX", 16):
+        simulate(test, is_managed=True)
 
 
 # -- dead letters -----------------------------------------------------------------------------------------

@@ -13,13 +13,21 @@ from quiver.errors import OverloadedError
 from quiver.security import ANONYMOUS, Principal, PrincipalKind
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.limits import QuotaLimits as Limits
-from quiver.security.limits import QuotaTable
+from quiver.security.limits import QuotaTable, is_share_used
 from quiver.security.quotas import ACCOUNTS_MAX, QUOTA_EXCEEDED, FairQueue, Quotas, TokenBucket, Use
 
 ALICE = Principal(PrincipalKind.USER, "alice")
 BOB = Principal(PrincipalKind.USER, "bob")
 T = TypeVar("T")
 STEPS = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 30)), max_size=60)
+
+
+def test_one_principal_gets_an_eighth_once_half_is_used() -> None:
+    assert not is_share_used(own=499, used=499, most=1_000)
+    assert is_share_used(own=500, used=500, most=1_000)
+    assert not is_share_used(own=124, used=999, most=1_000)
+    assert is_share_used(own=125, used=999, most=1_000)
+    assert is_share_used(own=0, used=1_000, most=1_000)
 
 
 def quotas(limits: Limits, topic_limits: Limits | None = None) -> Quotas:
