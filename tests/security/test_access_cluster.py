@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from secured_cluster import SecuredCluster, secured_cluster
@@ -14,10 +15,10 @@ from waiting import wait_until
 import quiver
 from quiver.cli import main
 from quiver.config import TlsSettings
-from quiver.errors import NotAllowedError, NotFoundError
+from quiver.errors import NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import queue_handlers
 from quiver.model import Index
-from quiver.security.permissions import Verb
+from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.secrets import read_secret
 from quiver.security.tokens import new_token
 from quiver.wire import RequestPool
@@ -115,6 +116,71 @@ def test_one_user_leaves_queues_over_http_to_others(
     assert [receive(f"many-{number}", alice) for number in range(9)][-1] == "too_many_queues"
     assert receive("many-0", alice) == ""
     assert receive("one", bob) == ""
+
+
+def test_groups_over_http_are_as_protected_as_on_the_wire(secure: SecuredCluster) -> None:
+    both = ((Verb.READ, "logs."), (Verb.WRITE, "logs."))
+    henry, gina = (secure.add_user(name, *both) for name in ("henry", "gina"))
+    with secure.admin() as admin:
+        admin.create_topic("logs.henry", partitions=1)
+        with secure.connect(henry) as cluster:
+            with cluster.consumer("logs.henry", name="henrys") as consumer:
+                consumer.commit()
+            with cluster.queue("logs.henry", group="henrys-queue"):
+                pass
+
+        def change(user: str, verb: Verb, kind: ResourceKind, name: str, *, is_removed: bool = False) -> None:
+            grant = Grant(subject=f"user:{user}", verb=verb, kind=kind, name=name, is_prefix=True)
+            (admin.access.remove_grant if is_removed else admin.access.add_grant)(grant)
+
+        assert set(_ask_of_groups(secure, henry)) == {""}
+        assert "" not in _ask_of_groups(secure, gina)
+        for verb in (Verb.READ, Verb.CONFIGURE):
+            change("gina", verb, ResourceKind.CONSUMER, "henrys")
+        wait_until(lambda: set(_ask_of_groups(secure, gina)) == {""})
+        # One owns the groups, one may read and configure them, and neither may read the topic.
+        for user in ("henry", "gina"):
+            change(user, Verb.READ, ResourceKind.TOPIC, "logs.", is_removed=True)
+        for token_file in (henry, gina):
+            wait_until(partial(_is_refused, secure, token_file))
+        change("gina", Verb.WRITE, ResourceKind.TOPIC, "logs.", is_removed=True)
+        wait_until(lambda: set(_ask_of_groups(secure, gina)) == {""})
+        for path, answer in (("", {"topics": []}), ("/lag", {"lag": 0, "partitions": []})):
+            found = secure.must("GET", f"/groups/henrys{path}", token=read_secret(gina).reveal())
+            assert (found.get("group") or found).items() >= answer.items(), "a topic that she does not see is left out"
+
+
+def _is_refused(secure: SecuredCluster, token_file: str) -> bool:
+    return set(_ask_of_groups(secure, token_file)) == {"not_allowed"}
+
+
+def _ask_of_groups(secure: SecuredCluster, token_file: str) -> list[str]:
+    """Ask for lag and queue of henry's groups, and reset one; return the codes over HTTP at two nodes, and the wire."""
+    token = read_secret(token_file).reveal()
+    calls: list[tuple[str, str, object]] = [
+        ("GET", "/groups/henrys/lag", None),
+        ("GET", "/groups/henrys-queue/queue", None),
+        ("POST", "/groups/henrys/reset", {"to": "earliest"}),
+    ]
+    codes = [
+        str(secure.call(method, path, body, token=token, node=node)[1].get("code", ""))
+        for node in (1, 2)
+        for method, path, body in calls
+    ]
+    with secure.connect(token_file) as cluster:
+        asked: tuple[Callable[[], object], ...] = (
+            lambda: cluster.group_lag("henrys"),
+            lambda: cluster.describe_queue("henrys-queue"),
+            lambda: cluster.reset_group("henrys", "earliest"),
+        )
+        for ask in asked:
+            try:
+                ask()
+            except RequestError as error:
+                codes.append(error.code)
+            else:
+                codes.append("")
+    return codes
 
 
 def test_user_of_a_topic_may_make_a_queue_with_settings(secure: SecuredCluster) -> None:

@@ -406,8 +406,7 @@ def _seen_clients(permissions: Permissions, view: View, found: admin_messages.Cl
         if row.owner == permissions.owner:
             seen.append(one)
         elif permissions.allows(Verb.READ, _KINDS[one.kind], client_name(row)):
-            topics = tuple(topic for topic in one.topics if permissions.sees_topic(topic))
-            seen.append(msgspec.structs.replace(one, topics=topics))
+            seen.append(msgspec.structs.replace(one, topics=_seen_topics(permissions, one.topics)))
     return admin_messages.ClientsFound(clients=tuple(seen), is_partial=len(seen) < len(found.clients))
 
 
@@ -417,10 +416,36 @@ def _seen_groups(permissions: Permissions, view: View, found: group_messages.Gro
     seen = []
     for one in found.groups:
         row = view.consumers.get(one.group_id)
-        is_own = row is not None and row.owner == permissions.owner
-        if is_own or permissions.allows(Verb.READ, ResourceKind.CONSUMER, one.group):
+        if row is not None and row.owner == permissions.owner:
             seen.append(one)
+        elif permissions.allows(Verb.READ, ResourceKind.CONSUMER, one.group):
+            seen.append(_without_topics(permissions, one))
     return msgspec.structs.replace(found, groups=tuple(seen))
+
+
+def _without_topics(permissions: Permissions, group: group_messages.GroupInfo) -> group_messages.GroupInfo:
+    """Return a group without the names of topics that are not seen: its own, its members', that of its dead letters."""
+    settings = group.settings
+    if settings is not None and not permissions.sees_topic(settings.dead_letter_topic):
+        settings = msgspec.structs.replace(settings, dead_letter_topic="")
+    return msgspec.structs.replace(
+        group,
+        topics=_seen_topics(permissions, group.topics),
+        members=tuple(
+            msgspec.structs.replace(
+                member,
+                topics=_seen_topics(permissions, member.topics),
+                owned=tuple(one for one in member.owned if permissions.sees_topic(one.topic)),
+                revoking=tuple(one for one in member.revoking if permissions.sees_topic(one.topic)),
+            )
+            for member in group.members
+        ),
+        settings=settings,
+    )
+
+
+def _seen_topics(permissions: Permissions, topics: Iterable[str]) -> tuple[str, ...]:
+    return tuple(topic for topic in topics if permissions.sees_topic(topic))
 
 
 def _seen_holds(permissions: Permissions, _: View, found: admin_messages.HoldsFound) -> Response:

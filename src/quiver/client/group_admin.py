@@ -115,7 +115,6 @@ async def reset_group(
     partitions: Sequence[PartitionId],
     is_dry_run: bool,
     is_forced: bool,
-    on_behalf_of: str = "",
 ) -> list[CursorReset]:
     """Move the cursors of a group, all or, if one cannot be moved, none; return what was or would be done."""
     target.check()
@@ -132,7 +131,7 @@ async def reset_group(
     offsets = await gather_first_error(target.resolve(router, lag) for lag in chosen)
     if not is_dry_run:
         _require_inactive(info, is_forced=is_forced)
-        await _move(router, group, chosen, offsets, on_behalf_of=on_behalf_of)
+        await _move(router, group, chosen, offsets)
     return [
         CursorReset(
             topic=lag.topic,
@@ -146,10 +145,9 @@ async def reset_group(
     ]
 
 
-async def delete_group(router: Router, group: str, *, is_forced: bool, on_behalf_of: str = "") -> None:
+async def delete_group(router: Router, group: str, *, is_forced: bool) -> None:
     """Delete a group with its cursors."""
-    request = DeleteGroup(group=group, is_forced=is_forced, on_behalf_of=on_behalf_of)
-    done, _ = await router.ask(request, deadline=router.deadline())
+    done, _ = await router.ask(DeleteGroup(group=group, is_forced=is_forced), deadline=router.deadline())
     router.cache.record_index(done.index)
 
 
@@ -169,10 +167,8 @@ def _require_inactive(info: GroupInfo, *, is_forced: bool) -> None:
         raise ConflictError(message, code="group_active")
 
 
-async def _move(
-    router: Router, group: str, lags: Sequence[PartitionLag], offsets: Sequence[Offset], *, on_behalf_of: str
-) -> None:
-    request = RestartGroup(group=group, pause_ms=RESET_PAUSE_MS, on_behalf_of=on_behalf_of)
+async def _move(router: Router, group: str, lags: Sequence[PartitionLag], offsets: Sequence[Offset]) -> None:
+    request = RestartGroup(group=group, pause_ms=RESET_PAUSE_MS)
     restarted, _ = await router.ask(request, deadline=router.deadline())
     router.cache.record_index(restarted.index)
 

@@ -94,7 +94,6 @@ async def open_group(
     *,
     start: Literal["earliest", "latest"],
     deadline: Deadline,
-    on_behalf_of: str = "",
 ) -> tuple[ConsumerId, QueueSettings]:
     """Return a queue's group and its settings; a new group is created with those that are given.
 
@@ -106,22 +105,20 @@ async def open_group(
         raise RequestError("not done: a queue needs the name of its group: pass group=...", code="no_group_name")
     await router.find_topic(topic, deadline=deadline)
     await _catch_up(router, deadline=deadline)
-    known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
+    known = await find_group(router, group, deadline=deadline)
     is_queue = known is not None and known.kind == "queue"
     if known is not None:
         _check_settings(known, change)
     if known is None or not is_queue or topic not in known.topics:
         group_id = await _register(
             router,
-            ConfigureGroup(
-                group=group, kind="queue", topics=(topic,), start=start, settings=change, on_behalf_of=on_behalf_of
-            ),
+            ConfigureGroup(group=group, kind="queue", topics=(topic,), start=start, settings=change),
             is_configuring=not is_queue and bool(given_settings(change)),
             deadline=deadline,
         )
         if start == "latest":
             await _start_at_end(router, topic, group_id, deadline=deadline)
-        known = await find_queue(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
+        known = await find_queue(router, group, deadline=deadline)
     return known.group_id, known.settings or QueueSettings()
 
 
@@ -130,13 +127,7 @@ async def _register(router: Router, request: ConfigureGroup, *, is_configuring: 
 
     Joining needs the right to read the topic only, and makes who joins the owner of a new group, who may configure it.
     """
-    joining = JoinGroup(
-        group=request.group,
-        topics=request.topics,
-        kind="queue",
-        start=request.start,
-        on_behalf_of=request.on_behalf_of,
-    )
+    joining = JoinGroup(group=request.group, topics=request.topics, kind="queue", start=request.start)
     if is_configuring:
         with suppress(NotAllowedError):
             return await _configure(router, request, deadline=deadline)
@@ -192,10 +183,9 @@ async def _start_at_end(router: Router, topic: str, group_id: ConsumerId, *, dea
     await gather_first_error(move(one.partition_id) for one in info.partitions)
 
 
-async def find_group(router: Router, group: str, *, deadline: Deadline, on_behalf_of: str = "") -> GroupInfo | None:
+async def find_group(router: Router, group: str, *, deadline: Deadline) -> GroupInfo | None:
     """Return a group by its name; None if there is none."""
-    request = DescribeGroups(groups=(group,), with_members=False, on_behalf_of=on_behalf_of)
-    groups = await _ask_groups(router, request, deadline=deadline)
+    groups = await _ask_groups(router, DescribeGroups(groups=(group,), with_members=False), deadline=deadline)
     return groups[0] if groups else None
 
 
@@ -206,7 +196,7 @@ async def _ask_groups(router: Router, request: DescribeGroups, *, deadline: Dead
     return found.groups
 
 
-async def find_queue(router: Router, group: str, *, deadline: Deadline, on_behalf_of: str = "") -> GroupInfo:
+async def find_queue(router: Router, group: str, *, deadline: Deadline) -> GroupInfo:
     """Return the group of a queue.
 
     Raises:
@@ -214,7 +204,7 @@ async def find_queue(router: Router, group: str, *, deadline: Deadline, on_behal
         ConflictError: it reads streams (`not_a_queue`).
     """
     await _catch_up(router, deadline=deadline)
-    known = await find_group(router, group, deadline=deadline, on_behalf_of=on_behalf_of)
+    known = await find_group(router, group, deadline=deadline)
     if known is None:
         raise NotFoundError(f"not done: unknown group {group!r}", code="unknown_group")
     if known.kind != "queue":

@@ -21,8 +21,10 @@ from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract, group_contract, queue_contract
 from quiver.gateway.console import contract as console_contract
 from quiver.gateway.console.pipelines import RUNS_TOPIC
+from quiver.gateway.group_filters import GroupsFound, filter_groups, is_owner
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.gateway.http.messages import REQUEST_ID
+from quiver.manager.describe_groups import find_topics
 from quiver.metadata import View
 from quiver.model import ConsumerId, ProducerId
 from quiver.security import Principal, parse_principal
@@ -105,8 +107,26 @@ def _group(verb: Verb) -> RouteRule:
         row = view.consumer(given.group)
         if row is None and not permissions.allows(verb, ResourceKind.CONSUMER, given.group):
             raise NotFoundError(f"not done: unknown group {given.group!r}", code="unknown_group")
-        if row is None or row.owner != permissions.owner or not row.owner:
+        if not is_owner(permissions, row):
             require(permissions, verb, ResourceKind.CONSUMER, given.group)
+
+    _VERBS[rule] = verb
+    return rule
+
+
+def _group_records(verb: Verb) -> RouteRule:
+    """Return the rule of what is about a group's place in its topics, which are read for it as on the wire."""
+    decide = _group(verb)
+
+    def rule(permissions: Permissions, view: View, given: Any) -> None:
+        decide(permissions, view, given)
+        row, named = view.consumer(given.group), getattr(given, "topic", None)
+        if named is not None:
+            require(permissions, Verb.READ, ResourceKind.TOPIC, named)
+        elif row is not None:
+            for topic in find_topics(view, row):
+                if is_owner(permissions, row) or permissions.sees_topic(topic):  # others are left out of the answer
+                    require(permissions, Verb.READ, ResourceKind.TOPIC, topic)
 
     _VERBS[rule] = verb
     return rule
@@ -151,8 +171,10 @@ ROUTE_RULES: dict[str, RouteRule] = {
     **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size", "reset_consumer"), _consume),
     **dict.fromkeys(("receive_jobs", "ack_jobs", "nack_jobs", "extend_jobs", "reject_jobs"), _queue),
     "list_groups": _known,
-    **dict.fromkeys(("describe_group", "get_group_lag", "describe_queue"), _group(Verb.READ)),
-    **dict.fromkeys(("reset_group", "delete_group"), _group(Verb.CONFIGURE)),
+    "describe_group": _group(Verb.READ),
+    **dict.fromkeys(("get_group_lag", "describe_queue"), _group_records(Verb.READ)),
+    "reset_group": _group_records(Verb.CONFIGURE),
+    "delete_group": _group(Verb.CONFIGURE),
     **dict.fromkeys(("undrain_broker", "rebalance"), _ADMIN),
     **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),
     **dict.fromkeys(("list_users", "create_user", "change_user", "delete_user"), _ADMIN),
@@ -227,13 +249,14 @@ class HttpAccess:
         self, permissions: Permissions, answer: contract.Answer | HttpResponse
     ) -> contract.Answer | HttpResponse:
         """Return an answer without the topics and groups that the caller may not see."""
-        if isinstance(answer, group_contract.GroupsAnswer) and not permissions.allows(Verb.READ, ResourceKind.CLUSTER):
-            groups = [one for one in answer.groups if self._sees_group(permissions, one.group)]
-            return msgspec.structs.replace(answer, groups=groups)
-        if isinstance(answer, contract.TopicsAnswer) and not permissions.is_admin:
+        if permissions.is_admin:
+            return answer
+        if isinstance(answer, GroupsFound):
+            return filter_groups(permissions, self._control.view(), answer)
+        if isinstance(answer, contract.TopicsAnswer):
             seen = [topic for topic in answer.topics if permissions.sees_topic(topic)]
             return msgspec.structs.replace(answer, topics=seen)
-        if isinstance(answer, FILTERED) and not permissions.is_admin:
+        if isinstance(answer, FILTERED):
             field = "holds" if isinstance(answer, console_contract.HoldsAnswer) else "topics"
             shown = [one for one in getattr(answer, field) if permissions.sees_topic(one.topic)]
             return msgspec.structs.replace(answer, **{field: shown})
@@ -241,11 +264,6 @@ class HttpAccess:
             problems = [one for one in answer.problems if one.topic is None or permissions.sees_topic(one.topic)]
             return msgspec.structs.replace(answer, problems=problems)
         return answer
-
-    def _sees_group(self, permissions: Permissions, group: str) -> bool:
-        row = self._control.view().consumer(group)
-        is_own = row is not None and bool(row.owner) and row.owner == permissions.owner
-        return is_own or permissions.allows(Verb.READ, ResourceKind.CONSUMER, group)
 
 
 def request_id_of(request: HttpRequest | HttpHead) -> str:

@@ -325,9 +325,9 @@ class RoutedApplication:
         if isinstance(answer, asyncio.Future):
             return answer
         if isinstance(answer, Answer | HttpResponse):
-            return respond(route, answer)
+            return respond(route, self._access.filter(permissions, answer))
         if route.is_signed:
-            return self._finish_audited(bound.route, answer, identity, given, request)
+            return self._finish_audited(bound.route, answer, identity, permissions, given, request)
         return self._finish(route, answer, permissions)
 
     async def _finish(
@@ -343,12 +343,13 @@ class RoutedApplication:
         route: HttpRoute,
         answer: Awaitable[HandlerResult],
         identity: ConnectionIdentity,
+        permissions: Permissions,
         given: object,
         request: HttpRequest,
     ) -> HttpResponse:
         outcome, response = "unknown", None
         try:
-            response, outcome = respond(route, await answer), "done"
+            response, outcome = respond(route, self._access.filter(permissions, await answer)), "done"
         except QuiverError as error:
             response, outcome = error_response(error), error.code
         finally:

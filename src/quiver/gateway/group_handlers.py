@@ -1,4 +1,8 @@
-"""Handlers of the routes of consumer groups."""
+"""Handlers of the routes of consumer groups.
+
+Answers are shared by callers, so reads are the node's own, and `HttpAccess` decides about them and filters them.
+Changes are sent in the caller's name, also to the partitions' leaders, who decide as on the wire.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +106,7 @@ class GroupHandlers:
         if given.partition_id is not None and given.topic is None:
             raise RequestError("not done: a partition is one of a topic; give topic as well")
         found = await reset_group(
-            self._router,
+            self._router.acting_for(on_behalf_of),
             given.group,
             ResetTarget(
                 offset=given.offset if given.to is None else given.to, timestamp_ms=given.timestamp, shift=given.shift
@@ -111,7 +115,6 @@ class GroupHandlers:
             partitions=() if given.partition_id is None else (PartitionId(given.partition_id),),
             is_dry_run=given.dry_run,
             is_forced=given.force,
-            on_behalf_of=on_behalf_of,
         )
         cursors = [
             group_contract.CursorItem(
@@ -128,8 +131,8 @@ class GroupHandlers:
 
     async def delete_group(self, given: group_contract.GroupDeleteQuery, on_behalf_of: str) -> contract.Answer:
         """Delete a group with its cursors."""
-        router = with_one_attempt(self._router)
-        await delete_group(router, given.group, is_forced=given.force, on_behalf_of=on_behalf_of)
+        router = with_one_attempt(self._router).acting_for(on_behalf_of)
+        await delete_group(router, given.group, is_forced=given.force)
         return contract.Answer()
 
 

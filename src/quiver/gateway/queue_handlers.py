@@ -217,18 +217,13 @@ class QueueHandlers:
     async def _make(self, key: QueueKey, deadline: Deadline, *, is_creating: bool) -> _OpenQueue:
         topic, group, on_behalf_of = key
         self._check_room(key)
+        router = self._router.acting_for(on_behalf_of)
         if is_creating:
             group_id, settings = await open_group(
-                self._router,
-                topic,
-                group,
-                QueueSettingsChange(),
-                start="earliest",
-                deadline=deadline,
-                on_behalf_of=on_behalf_of,
+                router, topic, group, QueueSettingsChange(), start="earliest", deadline=deadline
             )
         else:
-            found = await find_queue(self._router, group, deadline=deadline, on_behalf_of=on_behalf_of)
+            found = await find_queue(router, group, deadline=deadline)
             assert found.settings is not None  # it is a queue
             group_id, settings = found.group_id, found.settings
         info = await self._router.find_topic(topic, deadline=deadline, age_ms_max=0)

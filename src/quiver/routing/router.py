@@ -64,6 +64,7 @@ class Router:
         self.options = options
         self.clock, self.rng = clock, rng
         self._transport = transport
+        self._on_behalf_of = ""
         self._budget = RetryBudget(clock, count_partitions=cache.count_partitions)
         self._refreshing = asyncio.Lock()
 
@@ -71,6 +72,15 @@ class Router:
         """Return a router with other options that shares connections, cache and retry budget."""
         other = copy(self)
         other.options = options
+        return other
+
+    def acting_for(self, on_behalf_of: str) -> Router:
+        """Return a router of a node whose requests are those of a principal, by which their receivers decide.
+
+        Metadata is asked for as the node itself: the cache is shared by all principals. Empty: everything is.
+        """
+        other = copy(self)
+        other._on_behalf_of = on_behalf_of
         return other
 
     def deadline(self, timeout_ms: int | None = None) -> Deadline:
@@ -276,6 +286,8 @@ class Router:
             raise UnavailableError("not sent: the deadline has passed", code="deadline")
         if request.known_index < self.cache.known_index:
             request = msgspec.structs.replace(request, known_index=self.cache.known_index)
+        if self._on_behalf_of and not isinstance(request, GetMetadata):
+            request = msgspec.structs.replace(request, on_behalf_of=self._on_behalf_of)
         return await self._transport.call(address, request, payload, timeout_ms=timeout_ms)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -14,9 +15,16 @@ from quiver.access.audit import QUEUE_MAX, AuditedOperation, AuditEvent
 from quiver.access.authentication import FAILURES_MAX
 from quiver.access.first_admin import is_missing, list_steps
 from quiver.access.rules import _VERBS, AUDITED, FILTERS, describe_operation
+from quiver.clock import SystemClock
 from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError, UnavailableError
+from quiver.gateway import contract, group_contract
 from quiver.gateway.access import HttpAccess
+from quiver.gateway.application import RoutedApplication
 from quiver.gateway.contract import NodeStatusAnswer, ReplicaProblemItem
+from quiver.gateway.hosts import HostNames
+from quiver.gateway.http import HttpRequest, HttpResponse
+from quiver.gateway.routes import ROUTES
+from quiver.groups.settings import QueueSettings
 from quiver.metadata.apply import apply
 from quiver.metadata.commands import (
     AddGrantCommand,
@@ -54,11 +62,13 @@ from quiver.wire.admin_messages import (
     ProblemInfo,
 )
 from quiver.wire.group_messages import (
+    AssignedPartition,
     ConfigureGroup,
     DeleteGroup,
     DescribeGroups,
     GroupHeartbeat,
     GroupInfo,
+    GroupMemberInfo,
     GroupRequest,
     GroupsFound,
     JoinGroup,
@@ -327,6 +337,122 @@ def test_groups_belong_to_their_owner_and_joining_needs_to_read_the_topics(world
     found = GroupsFound(groups=(GroupInfo(group="billing", group_id=one),), index=Index(9))
     assert world.control.filter(identity, keep, found) == GroupsFound(index=Index(9))
     assert world.control.filter(ConnectionIdentity(user_principal("alice")), keep, found) == found
+
+
+def test_groups_name_no_topic_that_is_not_seen(world: World) -> None:
+    topics = ("logs.web", "secret")
+    world.do(
+        CreateTopicCommand(now_ms=1, topic="secret", replicas=1, assignments=((NodeId(1),),)),
+    )
+    selections = tuple(map(TopicSelection, topics))
+    world.do(RegisterConsumerCommand(now_ms=1, topics=selections, request_id="billing", principal="user:alice"))
+    world.grant("user:bob", "write")
+    world.grant("user:bob", "read", "consumer", "billing")
+    parts = tuple(
+        AssignedPartition(topic=topic, topic_id=TopicId(9), partition_id=PartitionId(0), epoch=1) for topic in topics
+    )
+    member = GroupMemberInfo(member_id="m", topics=topics, owned=parts, revoking=parts)
+    group = GroupInfo(
+        group="billing",
+        group_id=ConsumerId(1),
+        topics=topics,
+        members=(member,),
+        settings=QueueSettings(dead_letter_topic="secret"),
+    )
+    found = GroupsFound(groups=(group,), index=Index(9))
+
+    def seen(user: str) -> str:
+        identity = ConnectionIdentity(user_principal(user))
+        _, keep = world.control.check(identity, DescribeGroups(), memoryview(b""))
+        assert keep is not None
+        return str(world.control.filter(identity, keep, found))
+
+    assert seen("alice") == str(found)
+    assert "secret" not in seen("bob")
+    assert seen("bob").count("'logs.web'") == 4
+    world.grant("user:bob", "read", "cluster")
+    assert seen("bob") == str(found)
+
+
+def test_groups_over_http_name_no_topic_that_is_not_seen(world: World) -> None:
+    world.do(
+        RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs.web"),), request_id="own", principal="user:bob")
+    )
+    world.grant("user:bob", "read")
+    world.grant("user:bob", "read", "consumer", "billing")
+    topics = ["logs.web", "secret"]
+    item = partial(
+        group_contract.GroupItem,
+        group_id=1,
+        kind="queue",
+        state="queue",
+        topics=topics,
+        members=1,
+        partitions=2,
+        unassigned=0,
+        rebalances=0,
+        last_rebalance_ms=None,
+        last_rebalance_reason="",
+        dead_letter_topics={topic: f"{topic}.dead" for topic in topics},
+    )
+    member = group_contract.MemberItem(
+        member_id="m",
+        instance=None,
+        rack=None,
+        client="",
+        principal=None,
+        topics=topics,
+        pattern=None,
+        session_timeout_ms=1,
+        joined_ms=1,
+        partitions=[
+            group_contract.OwnedPartitionItem(topic=topic, partition_id=0, epoch="1", state="owned") for topic in topics
+        ],
+    )
+    lags = [
+        group_contract.GroupLagItem(
+            topic=topic, partition_id=0, cursor=0, first_offset=0, end_offset=3, lag=3, member_id=None
+        )
+        for topic in topics
+    ]
+    access = HttpAccess(world.control, world.authenticator)
+    permissions = world.control.permissions(ConnectionIdentity(user_principal("bob")))
+
+    def seen(answer: contract.Answer) -> Any:
+        return msgspec.to_builtins(access.filter(permissions, answer))
+
+    groups = [item(group=name) for name in ("billing", "other", "own")]
+    listed = seen(group_contract.GroupsAnswer(groups=groups))["groups"]
+    assert [(one["group"], one["topics"]) for one in listed] == [("billing", ["logs.web"]), ("own", topics)]
+    assert listed[0]["dead_letter_topics"] == {"logs.web": "logs.web.dead"}
+    assert "secret" not in str(seen(group_contract.GroupAnswer(group=groups[0], members=[member])))
+    assert "secret" in str(seen(group_contract.GroupAnswer(group=groups[2], members=[member])))
+    found = seen(group_contract.GroupLagAnswer(lag=6, partitions=lags))
+    assert (found["lag"], [one["topic"] for one in found["partitions"]]) == (3, ["logs.web"])
+
+
+def test_answer_of_a_handler_that_does_not_wait_is_filtered(world: World) -> None:
+    world.grant("user:alice", "read")
+    token = world.token("alice").text
+
+    def answer(*_: object) -> contract.Answer:
+        return contract.TopicsAnswer(topics=["logs.web", "secret"])
+
+    async def do_nothing() -> None:
+        pass
+
+    app = RoutedApplication(
+        {route.name: answer for route in ROUTES},
+        hosts=HostNames(listen_host="127.0.0.1", names=("a",)),
+        access=HttpAccess(world.control, world.authenticator),
+        catch_up=do_nothing,
+        clock=SystemClock(),
+        browser_page=HttpResponse(status=200),
+    )
+    headers = {b"host": b"a:1", b"authorization": f"Bearer {token}".encode()}
+    found = app.handle(HttpRequest(method="GET", path="/topics", query=b"", headers=headers, body=b""))
+    assert isinstance(found, HttpResponse)
+    assert msgspec.json.decode(found.body)["topics"] == ["logs.web"]
 
 
 def test_what_nodes_move_dead_letters_with_is_not_for_users(world: World) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 from client_world import World
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
+from quiver.client.group_admin import ResetTarget, reset_group
 from quiver.client.group_consumer import GroupConsumerCore
 from quiver.client.group_membership import MembershipView, find_changes
 from quiver.client.group_options import glob_of, run_in_thread
@@ -26,7 +28,7 @@ from quiver.model import Buffer, PartitionId, TopicId
 from quiver.record import Record
 from quiver.testing.memory_cluster import CallFaults, MemoryCluster
 from quiver.wire.group_messages import AssignedPartition, GroupHeartbeat
-from quiver.wire.requests import R, Request
+from quiver.wire.requests import R, Request, request_name
 
 PARTITIONS = 6
 
@@ -705,3 +707,37 @@ def test_groups_are_described_and_deleted() -> None:
                 await cluster.describe_group("billing")
 
     world.run(scenario())
+
+
+def test_node_resets_a_group_in_the_name_of_its_caller() -> None:
+    """Those who lead the partitions decide, too; metadata is asked for as the node: all callers share the cache."""
+    world = World()
+    asked: list[tuple[str, str]] = []
+    call = world.cluster.call
+
+    async def record(
+        address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+    ) -> tuple[R, memoryview]:
+        asked.append((request_name(request), request.on_behalf_of))
+        return await call(address, request, payload, timeout_ms=timeout_ms)
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            async with await cluster.consumer("logs", name="c") as consumer:
+                await consumer.poll(timeout=1)
+            with patch.object(world.cluster, "call", record):
+                await reset_group(
+                    cluster.router.acting_for("user:alice"),
+                    "c",
+                    ResetTarget(offset="earliest"),
+                    topic=None,
+                    partitions=(),
+                    is_dry_run=False,
+                    is_forced=False,
+                )
+
+    world.run(scenario())
+    names = {name for name, _ in asked}
+    assert names >= {"get_metadata", "describe_groups", "get_cursors", "find_offset", "move_cursor", "restart_group"}
+    assert all(principal == ("" if name == "get_metadata" else "user:alice") for name, principal in asked)
