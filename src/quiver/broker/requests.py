@@ -185,11 +185,12 @@ class BrokerRequests:
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 
-    async def _consume_many(self, _: Caller, request: ConsumeMany, __: memoryview) -> Answer:
+    async def _consume_many(self, caller: Caller, request: ConsumeMany, __: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         ids = request.consumer_ids
         starts = {id_: start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
-        records = await replica.consume_many([(id_, starts[id_]) for id_ in ids], checked_index=view.index)
+        consumers = [(id_, starts[id_]) for id_ in ids]
+        records = await replica.consume_many(consumers, checked_index=view.index, admit=caller.reserve)
         return ManyConsumed(), (encode_consumed(records),)
 
     async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:

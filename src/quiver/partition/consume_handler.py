@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Literal
 
 import msgspec
@@ -24,9 +25,10 @@ from quiver.partition.cursors import CursorMoves
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.reads import Admit, admit_all, check_in_range
-from quiver.partition.record_batches import HeldBatches, RecordBatches
+from quiver.partition.record_batches import READ_BYTES_MAX, HeldBatches, RecordBatches
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
+from quiver.record.decoded import DecodedAllowance
 
 DefaultStart = Literal["earliest", "latest"]
 TURNS_MAX = 10_000
@@ -49,7 +51,10 @@ class ConsumeResult(msgspec.Struct, frozen=True):
 
 
 class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One consuming read: from `offset`, or from the cursor if that is None."""
+    """One consuming read: from `offset`, or from the cursor if that is None.
+
+    `bytes_max` bounds the batches as stored and once decoded; a single larger one is returned whole.
+    """
 
     consumer_id: ConsumerId
     offset: Offset | None
@@ -65,9 +70,10 @@ class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class _Plan:
     """The record for each of several consumers, in order, and their cursors afterwards."""
 
-    __slots__ = ("cursors", "missing", "records", "size_bytes")
+    __slots__ = ("allowance", "cursors", "missing", "records", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, admitted: int) -> None:
+        self.allowance = DecodedAllowance(READ_BYTES_MAX, first_bytes_max=admitted)
         self.records: list[Record | None] = []
         self.cursors: dict[ConsumerId, Offset] = {}
         self.missing: dict[Offset, None] = {}
@@ -139,7 +145,7 @@ class ConsumeHandler:
             before, planned = planned, self._moves.planned(request.consumer_id)
             if self._gate.term != term or (request.offset is None and planned != before):
                 continue  # a new term voided the plans, or another call moved the cursor
-            batches, cursor = _cut(batches, first_offset, request.records_max)
+            batches, cursor = _cut(batches, first_offset, request.records_max, bytes_max=request.bytes_max)
             consumed = ConsumeResult(batches, first_offset, cursor, end_offset)
             is_there = cursor == planned and self._moves.settled() is None
             return consumed, None if is_there else self._moves.move(
@@ -167,16 +173,13 @@ class ConsumeHandler:
     # -- one record for each of many consumers ---------------------------------------------------
 
     async def consume_many(
-        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None
+        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None, admit: Admit = admit_all
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor, in one replicated step; see `Replica.consume_many`."""
         await self._gate.wait_ready()
-        for consumer_id, _ in consumers if self._state.queues else ():
-            self._check_no_queue(consumer_id)
-        plan = self._plan_many(consumers, HeldBatches())
-        if plan.missing:
-            with self._batches.reserve():
-                plan = await self._read_and_plan(consumers, plan)
+        plan = await self._plan_admitted(consumers, 0)
+        while plan.allowance.large_bytes:
+            plan = await self._plan_admitted(consumers, await admit(plan.allowance.large_bytes))
         moves = {
             consumer_id: cursor
             for consumer_id, cursor in plan.cursors.items()
@@ -189,21 +192,32 @@ class ConsumeHandler:
         self._timings.commit.observe(now_s() - begun_s)
         return plan.records
 
-    async def _read_and_plan(self, consumers: Sequence[ConsumerStart], plan: _Plan) -> _Plan:
+    async def _plan_admitted(self, consumers: Sequence[ConsumerStart], admitted: int) -> _Plan:
+        """Return a plan that misses nothing, within the memory that is admitted for it."""
+        await self._gate.wait_ready()
+        for consumer_id, _ in consumers if self._state.queues else ():
+            self._check_no_queue(consumer_id)
+        plan = self._plan_many(consumers, HeldBatches(), admitted)
+        if not plan.missing or plan.allowance.large_bytes:
+            return plan
+        with self._batches.reserve():
+            return await self._read_and_plan(consumers, plan, admitted)
+
+    async def _read_and_plan(self, consumers: Sequence[ConsumerStart], plan: _Plan, admitted: int) -> _Plan:
         """Read what a plan misses, until there is a plan that misses nothing.
 
         The batches are cached, but there may be more than the cache holds, and this call needs all of them.
         """
         held = HeldBatches()
-        while plan.missing:
+        while plan.missing and not plan.allowance.large_bytes:
             await self._batches.read_missing(plan.missing, held)
             await self._gate.wait_ready()
-            plan = self._plan_many(consumers, held)
+            plan = self._plan_many(consumers, held, admitted)
         return plan
 
-    def _plan_many(self, consumers: Sequence[ConsumerStart], held: HeldBatches) -> _Plan:
+    def _plan_many(self, consumers: Sequence[ConsumerStart], held: HeldBatches, admitted: int) -> _Plan:
         """Plan a record for each consumer; for fewer if the records, or the batches that must be read, are large."""
-        plan, end_offset = _Plan(), self._state.end_offset
+        plan, end_offset = _Plan(admitted), self._state.end_offset
         for consumer_id, start in consumers:
             offset = plan.cursors.get(consumer_id)
             if offset is None:
@@ -217,6 +231,8 @@ class ConsumeHandler:
                 if batch is None:
                     plan.missing[offset] = None
                     continue
+                if not plan.allowance.take(batch):
+                    break
                 record = batch.records(offset, Offset(offset + 1))[0]
                 plan.size_bytes += len(record.value or b"")
                 if plan.records and plan.size_bytes > CONSUMED_BYTES_MAX:
@@ -244,8 +260,11 @@ class ConsumeHandler:
                 del self._turns[consumer_id]
 
 
-def _cut(batches: list[Batch], first_offset: Offset, records_max: int) -> tuple[list[Batch], Offset]:
-    """Return the batches that contain the first `records_max` records, and the offset after those."""
-    end_offset = Offset(first_offset + records_max)
-    kept = [batch for batch in batches if batch.header.base_offset < end_offset]
+def _cut(batches: list[Batch], first_offset: Offset, records_max: int, *, bytes_max: int) -> tuple[list[Batch], Offset]:
+    """Return the batches that contain the first `records_max` records, and the offset after those.
+
+    Whoever consumes decodes all of them, and cannot leave any to a later call: their decoded bytes are bounded here.
+    """
+    end_offset, allowance = Offset(first_offset + records_max), DecodedAllowance(bytes_max)
+    kept = list(takewhile(lambda one: one.header.base_offset < end_offset and allowance.take(one), batches))
     return kept, min(end_offset, kept[-1].header.end_offset) if kept else first_offset

@@ -166,25 +166,29 @@ class QueueHandler:
             OutcomeUnknownError: records may have been leased; they are delivered again when the leases end.
         """
         until_s = asyncio.get_running_loop().time() + request.wait_ms / 1000
-        held, is_admitted = HeldBatches(), False
+        admitted: int | None = None
         while True:
             await self._proposals.wait_ready()
             queue, window = self._open(request)
             now_ms = self._clock.wall_ms()
             if self._has_work(queue, window, request.settings.in_flight_max, now_ms):
-                if not is_admitted:
-                    is_admitted = True
-                    await request.admit(request.bytes_max)
+                if admitted is None:
+                    admitted = await request.admit(request.bytes_max)
                     continue
-                plan = self._plan(request, held, now_ms)
+                plan = self._plan(request, HeldBatches(), admitted)
+                has_read = plan.missing is not None and not plan.operations
+                if has_read:
+                    plan = await self._read_and_plan(request, plan, admitted)
                 if plan.operations:
                     received = await self._commit(request, plan)
                     if received is not None:
                         return received
                     continue
-                if plan.missing is not None:
-                    await self._read(plan.missing, request, held)
+                if plan.large_bytes:
+                    admitted = await request.admit(plan.large_bytes)
                     continue
+                if has_read:
+                    continue  # records may have come meanwhile
             remaining_s = until_s - asyncio.get_running_loop().time()
             if remaining_s < WAIT_S_MIN:
                 stall = find_stall(window, self._state.end_offset, now_ms)
@@ -228,15 +232,26 @@ class QueueHandler:
             return True
         return queue.schedule is not None and queue.schedule.has_due(window, now_ms)
 
-    def _plan(self, request: ReceiveRequest, held: HeldBatches, now_ms: int) -> LeasePlan:
+    async def _read_and_plan(self, request: ReceiveRequest, plan: LeasePlan, admitted: int) -> LeasePlan:
+        """Read what a plan misses, and plan again, until there is something to do; keep nothing of what was read."""
+        held = HeldBatches()
+        with self._batches.reserve():
+            while plan.missing is not None and not plan.operations:
+                await self._read(plan.missing, request, held)
+                await self._proposals.wait_ready()
+                plan = self._plan(request, held, admitted)
+        return plan
+
+    def _plan(self, request: ReceiveRequest, held: HeldBatches, admitted: int) -> LeasePlan:
         queue, window = self._open(request)
         assert queue.schedule is not None, "an open queue has a schedule"
         planner = LeasePlanner(
             window,
             queue.schedule,
             request.settings,
-            now_ms=now_ms,
+            now_ms=self._clock.wall_ms(),
             find_batch=lambda offset: self._batches.find(offset, held),
+            admitted=admitted,
         )
         return planner.plan(
             request.group_id,
@@ -260,7 +275,7 @@ class QueueHandler:
         self._meter.leased += sum(lease.count for lease in plan.leases)
         self._meter.redelivered += sum(lease.count for lease in plan.leases if lease.attempt > 1)
         lease_ms = request.settings.lease_ms if request.lease_ms is None else request.lease_ms
-        return ReceiveResult(tuple(plan.leases), plan.rows(), plan.grant, plan.deadline_ms, lease_ms)
+        return ReceiveResult(tuple(plan.leases), plan.rows, plan.grant, plan.deadline_ms, lease_ms)
 
     async def wait_leased(self, done: asyncio.Future[None]) -> None:
         """Wait until leases are committed: records that are returned earlier could be given to another worker."""
@@ -270,15 +285,16 @@ class QueueHandler:
         """Read what a plan misses: the batch of an offset and those after it."""
         held.begin_read()
         bytes_max = min(request.bytes_max, READ_BYTES_MAX)
-        with self._batches.reserve():
-            try:
-                found = await self._batches.read(offset, self._state.end_offset, bytes_max)
-            except TrimmedError:
-                if self._state.first_offset <= offset:
-                    raise
-                return  # trimmed meanwhile, and settled with it
+        try:
+            found = await self._batches.read(offset, self._state.end_offset, bytes_max)
+        except TrimmedError:
+            if self._state.first_offset <= offset:
+                raise
+            return  # trimmed meanwhile, and settled with it
         for batch in found:
-            held.add(batch)
+            if held.is_full:
+                return
+            held.add(batch.undecoded())
 
     async def _wait_settled(self) -> None:
         """Wait until everything planned so far is committed; a deposed leader must not report that there is nothing."""

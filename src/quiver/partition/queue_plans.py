@@ -1,11 +1,13 @@
 """What a receive leases and what a settle changes: plans against a queue's window, in one turn of the event loop.
 
 Nothing here suspends, reads the log or changes a window. A plan is a list of operations, and what the leader has to
-remember once they are planned.
+remember once they are planned. A receive decodes at most `READ_BYTES_MAX` or a single larger batch; what is left out
+comes with the next one.
 """
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,7 +32,9 @@ from quiver.partition.queue_operations import (
     Run,
 )
 from quiver.partition.queue_window import QueueWindow, is_current
+from quiver.partition.record_batches import READ_BYTES_MAX
 from quiver.record import Batch
+from quiver.record.decoded import DecodedAllowance
 from quiver.record.delay import find_deliver_at
 from quiver.wire.queue_messages import (
     QUEUE_RANGES_MAX,
@@ -71,20 +75,19 @@ class LeasePlan:
         """Records that become dead letters instead of being delivered."""
         self.missing: Offset | None = None
         """An offset whose batch must be read; the plan ends before it."""
+        self.large_bytes = 0
+        """What has to be admitted before the next batch can be decoded, if more than was; the plan ends before it."""
         self.again: list[tuple[int, int]] = []
         self.fresh: list[FreshSpan] = []
         self.kills: list[GrantedSpan] = []
         self.broken: list[GrantedSpan] = []
         """Fresh records whose batch cannot be decoded."""
-        self.parts: list[tuple[Batch, Offset, Offset]] = []
+        self.rows: list[tuple[object, ...]] = []
+        """The records, in the order of the leases: copies, so that no batch is kept until the leases are committed."""
         self.hints: list[tuple[int, int, int]] = []
         self.keyed: list[tuple[int, int, int]] = []
         """(first, count, key) of fresh records with a key."""
         self.released_keys: list[int] = []
-
-    def rows(self) -> list[tuple[object, ...]]:
-        """Return the records, in the order of the leases."""
-        return [row for batch, first, end in self.parts for row in batch.rows(first, end)]
 
     def note(self, schedule: LeaseSchedule, window: QueueWindow) -> None:
         """Tell the schedule of what was planned."""
@@ -101,7 +104,7 @@ class LeasePlan:
             self.leases[-1] = QueueLease(last.first, last.count + end - first, attempt)
         else:
             self.leases.append(QueueLease(Offset(first), end - first, attempt))
-        self.parts.append((batch, Offset(first), Offset(end)))
+        self.rows += batch.rows(Offset(first), Offset(end))
 
 
 class LeasePlanner:
@@ -115,13 +118,18 @@ class LeasePlanner:
         *,
         now_ms: int,
         find_batch: FindBatch,
+        admitted: int = sys.maxsize,
     ) -> None:
+        """Take what to plan with; a single batch that is larger once decoded than `admitted` has to be admitted."""
         self._window = window
         self._schedule = schedule
         self._settings = settings
         self._now_ms = now_ms
         self._find_batch = find_batch
         self._plan = LeasePlan()
+        self._allowance = DecodedAllowance(READ_BYTES_MAX, first_bytes_max=admitted)
+        self._has_ended = False
+        """Whether the next batch has no room: its records are left to the next receive."""
         self._records_left = 0
         self._bytes_left = 0
 
@@ -149,7 +157,16 @@ class LeasePlanner:
 
     @property
     def _is_full(self) -> bool:
-        return not self._records_left or self._bytes_left <= 0 or len(self._plan.leases) >= QUEUE_RANGES_MAX
+        is_over = self._bytes_left <= 0 or len(self._plan.leases) >= QUEUE_RANGES_MAX
+        return is_over or self._has_ended or not self._records_left
+
+    def _find(self, position: int) -> Batch | None:
+        """Return the batch of an offset; None if it is not in memory, or if the plan ends before it."""
+        batch = self._find_batch(Offset(position))
+        if batch is None or self._allowance.take(batch):
+            return batch
+        self._has_ended, self._plan.large_bytes = True, self._allowance.large_bytes
+        return None
 
     def _plan_again(self) -> None:
         plan, back = self._plan, list[Run]()
@@ -173,9 +190,9 @@ class LeasePlanner:
         """Lease records of an outstanding run again; return how many."""
         plan, position = self._plan, run.first
         while position < run.end and not self._is_full:
-            batch = self._find_batch(Offset(position))
+            batch = self._find(position)
             if batch is None:
-                plan.missing = Offset(position)
+                plan.missing = None if self._has_ended else Offset(position)
                 break
             end = self._fit(batch, position, run.end)
             plan.add_lease(batch, position, end, run.attempt + 1)
@@ -209,9 +226,9 @@ class LeasePlanner:
         room = self._settings.in_flight_max - self._window.in_flight
         end_offset = min(end_offset, Offset(position + room))
         while position < end_offset and not self._is_full and len(plan.fresh) < PARKED_MAX:
-            batch = self._find_batch(position)
+            batch = self._find(position)
             if batch is None:
-                plan.missing = position if not (plan.leases or plan.fresh) else None
+                plan.missing = position if not (self._has_ended or plan.leases or plan.fresh) else None
                 return
             end = min(end_offset, batch.header.end_offset)
             try:

@@ -3,6 +3,9 @@
 Consumers that read a record or a few at a time would verify and decode every batch once per record; decoded batches are
 therefore cached, within the node's `DecodedBatchBudget`. A call that plans in one turn of the event loop first asks for
 what is in memory (`find`), reads what it misses (`read_missing`), and plans again.
+
+A call decodes at most `READ_BYTES_MAX`, or a single larger batch, and must not decode the log's own batches, which the
+tail keeps: `find` returns copies.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from quiver.partition.meters import ConsumeTimings
 from quiver.partition.reads import Admit, admit_all, read_admitted, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.record import Batch
-from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, Reservation
+from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, Reservation, decoded_bytes
 from quiver.replication import Member
 from quiver.storage import UNBOUNDED
 
@@ -24,11 +27,15 @@ CACHED_BATCHES_MAX = 16
 CACHED_BYTES_MAX = 8 * 1024 * 1024
 """Limits of the decoded-batch cache, per partition; `DecodedBatchBudget` limits those of all partitions."""
 READ_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of batches, approximately, that one call reads from the log; beyond it the answer is shorter."""
+"""Bytes of batches, once decoded, that one call reads and decodes; beyond it the answer is shorter.
+
+A single larger batch is decoded all the same. Calls decode in one turn of the event loop, so one such batch at a time
+is more than what they have reserved.
+"""
 
 
 class HeldBatches:
-    """The batches that one call has read from the log; `is_full` at `READ_BYTES_MAX`."""
+    """The batches that one call has read from the log; `is_full` once decoding them takes `READ_BYTES_MAX`."""
 
     __slots__ = ("_batches", "_size_bytes")
 
@@ -50,7 +57,7 @@ class HeldBatches:
     def add(self, batch: Batch) -> None:
         """Hold a batch."""
         self._batches.append(batch)
-        self._size_bytes += len(batch.data)
+        self._size_bytes += decoded_bytes(batch)
 
     def find(self, offset: Offset) -> Batch | None:
         """Return the batch that contains an offset."""

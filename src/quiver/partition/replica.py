@@ -429,16 +429,16 @@ class Replica:
         return consumed
 
     async def consume_many(
-        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None
+        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None, admit: Admit = admit_all
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor and move all of the cursors, in one replicated step.
 
         A consumer named twice gets two records. The list is shorter than `consumers` if the records are large; nothing
-        was done for the consumers beyond its end.
+        was done for the consumers beyond its end. `admit` is called if a record comes out of a large batch.
 
         Raises as `consume` without an offset; the error applies to all of the consumers.
         """
-        records = await self._consume_handler.consume_many(consumers, checked_index=checked_index)
+        records = await self._consume_handler.consume_many(consumers, checked_index=checked_index, admit=admit)
         self._meter.count_consumed(records)
         return records
 

@@ -1,8 +1,9 @@
 """A batch: one buffer, read in place; and its records as a lazy sequence.
 
 `Batch` wraps the bytes of one whole batch, header and stored payload, wherever they are: it never copies or changes
-them. The payload is decompressed and its columns decoded on first access, and kept. Reading a batch raises
-`DecodeError` and nothing else.
+them. The payload is decompressed on first access, and kept until its columns are decoded, which are kept instead.
+Whoever decodes a batch that others keep, such as a log's tail, decodes a copy of it (`undecoded`). Reading a batch
+raises `DecodeError` and nothing else.
 
 `Records` is a sequence over columns that stay columns. Iterating must never build more than `CHUNK_RECORDS` values
 ahead of the caller.
@@ -166,6 +167,10 @@ class Batch:
         data = stamp(buffer, term=term, index=index, base_offset=base_offset, append_timestamp=append_timestamp)
         return cls(data, read_header(data))
 
+    def undecoded(self) -> Batch:
+        """Return this batch without what was decoded of it; the bytes are shared."""
+        return Batch(self.data, self.header)
+
     def __len__(self) -> int:
         return self.header.record_count
 
@@ -238,8 +243,14 @@ class Batch:
         if columns.keys is None and columns.headers is None:
             return lengths
         count = self.header.record_count
-        rest = self.header.raw_bytes - sum(columns.values.lengths(first=0, end=count))
+        rest = self.header.raw_bytes - columns.values.data_bytes
         return [length + rest // count for length in lengths]
+
+    def find_timestamp(self, timestamp: int) -> Offset | None:
+        """Return the offset of the first record that is not older than `timestamp`; None if all are."""
+        timestamps = self._decode_columns().timestamps or (self.header.first_timestamp,)
+        at = next((at for at, own in enumerate(timestamps) if own >= timestamp), None)
+        return None if at is None else Offset(self.header.base_offset + at)
 
     @property
     def has_headers(self) -> bool:
@@ -256,6 +267,7 @@ class Batch:
     def _decode_columns(self) -> Columns:
         if self._columns is None:
             self._columns = decode_columns(self.payload(), self.header)
+            self._payload = None  # the columns are copies: kept with them, it would double the memory
         return self._columns
 
 

@@ -36,6 +36,11 @@ class BinaryColumn:
         self._validity = validity
         self._bounds: array[int] | None = None
 
+    @property
+    def data_bytes(self) -> int:
+        """Return how many bytes the byte strings have together."""
+        return len(self._data)
+
     def __getitem__(self, position: int) -> bytes | None:
         """Return the byte string at `position`, which must not be negative."""
         if self._validity and not self._validity[position >> 3] >> (position & 7) & 1:

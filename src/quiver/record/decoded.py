@@ -7,14 +7,19 @@ least recently used batch is evicted first.
 `DecodedBatchBudget` bounds the memory of all caches of a node together with the batches that requests are using. A
 request reserves what it may decode before it does anything: cached batches make room, and if those in use alone reach
 the bound, the request is refused. A batch counts with its stored bytes, its decompressed payload and its columns.
+
+`DecodedAllowance` bounds what one call decodes. A batch of 2 kB may have a payload of 64 MiB: a bound on stored bytes
+is none on memory.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 from quiver.errors import OverloadedError
+from quiver.model import Offset
 from quiver.record.batch import Batch
 from quiver.record.compression import Compression
 from quiver.record.header import HEADER_BYTES, decode_header
@@ -157,8 +162,39 @@ class DecodedBatchCache(Generic[K]):
         )
 
 
+class DecodedAllowance:
+    """What one call may decode of one partition.
+
+    The first batch passes whatever its size, so that the call makes progress, unless it exceeds both limits: then it is
+    `large_bytes`, and the call has to reserve that many and begin again.
+    """
+
+    __slots__ = ("_bytes_left", "_first_bytes_max", "_taken", "large_bytes")
+
+    def __init__(self, bytes_max: int, *, first_bytes_max: int = sys.maxsize) -> None:
+        self._bytes_left = bytes_max
+        self._first_bytes_max = max(bytes_max, first_bytes_max)
+        self.large_bytes = 0
+        self._taken: set[Offset] = set()
+
+    def take(self, batch: Batch) -> bool:
+        """Count a batch before it is decoded; return False if it must be left to the next call."""
+        base_offset = batch.header.base_offset
+        if base_offset in self._taken:
+            return True
+        size_bytes = decoded_bytes(batch)
+        if self._taken and size_bytes > self._bytes_left:
+            return False
+        if size_bytes > self._first_bytes_max:
+            self.large_bytes = size_bytes
+            return False
+        self._taken.add(base_offset)
+        self._bytes_left -= size_bytes
+        return True
+
+
 def decoded_bytes(batch: Batch) -> int:
-    """Return the memory that a batch uses once its columns are decoded."""
+    """Return the memory that a batch uses once its columns are decoded, from its header alone."""
     header = batch.header
     is_compressed = header.compression != Compression.NONE
     raw_bytes = header.raw_bytes if is_compressed else 0

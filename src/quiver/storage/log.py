@@ -547,9 +547,8 @@ class Log:
         found: list[Batch] | None = None
         while found is None:
             found = await self._find_timestamp(read_filter)
-        for batch in found:
-            return next(record.offset for record in batch.records() if record.timestamp >= timestamp)
-        return None
+        # Undecoded: the tail keeps its batches, and must not keep what was decoded of them as well.
+        return found[0].undecoded().find_timestamp(timestamp) if found else None
 
     async def _find_timestamp(self, read_filter: ReadFilter) -> list[Batch] | None:
         """Return the first matching batch, from disk or else from memory; None if the search must be repeated."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from quiver.errors import DecodeError, OverloadedError
 from quiver.model import Index, Offset, PartitionId, Term, TopicId
 from quiver.record import Batch, Compression, build_batch, stamp
-from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, decode_batches_cached, decoded_bytes
+from quiver.record.decoded import (
+    DecodedAllowance,
+    DecodedBatchBudget,
+    DecodedBatchCache,
+    decode_batches_cached,
+    decoded_bytes,
+)
 
 Key = tuple[TopicId, PartitionId]
 Cache = DecodedBatchCache[tuple[Key, bytes]]
@@ -134,3 +142,40 @@ def test_reservation_evicts_cached_batches_and_is_refused_when_none_is_left() ->
     assert (budget.reserved_bytes, budget.cached_bytes, budget.refused) == (0, 0, 1)
     with budget.reserve(LARGE):
         pass  # alone, it is never refused
+
+
+def test_allowance_ends_before_the_batch_that_has_no_room() -> None:
+    first, second = Batch.decode(FIRST), Batch.decode(SECOND)
+    allowance = DecodedAllowance(1)
+    assert allowance.take(first), "a call makes progress"
+    assert allowance.take(first), "what is decoded already is not decoded again"
+    assert not allowance.take(second)
+    both = DecodedAllowance(decoded_bytes(first) + decoded_bytes(second))
+    assert both.take(first)
+    assert both.take(second)
+
+
+def test_allowance_names_the_memory_that_its_first_batch_needs() -> None:
+    first, second = Batch.decode(FIRST), Batch.decode(SECOND)
+    allowance = DecodedAllowance(1, first_bytes_max=decoded_bytes(first) - 1)
+    assert not allowance.take(first)
+    assert allowance.large_bytes == decoded_bytes(first)
+    admitted = DecodedAllowance(1, first_bytes_max=allowance.large_bytes)
+    assert admitted.take(first)
+    assert not admitted.take(second)
+    assert admitted.large_bytes == 0
+
+
+def test_decoded_batch_keeps_its_columns_and_not_its_payload_as_well() -> None:
+    value = bytes(1 << 22)
+    batch = Batch.decode(build_batch([value], timestamp=1, compression=Compression.ZSTD))
+    tracemalloc.start()
+    try:
+        assert [len(one or b"") for one in batch.values()] == [len(value)]
+        kept, _ = tracemalloc.get_traced_memory()
+        assert len(value) <= kept < 1.5 * len(value)
+        assert len(batch.undecoded().values()) == 1
+        assert tracemalloc.get_traced_memory()[0] < 1.5 * len(value), "a copy is decoded for itself"
+    finally:
+        tracemalloc.stop()
+    assert len(batch.payload()) > len(value)

@@ -45,6 +45,12 @@ def test_lengths_are_those_of_values_and_a_part_of_all_else() -> None:
     assert not keyed.has_headers
 
 
+def test_time_is_found_in_the_order_of_offsets() -> None:
+    timed = batch(timestamps=[7, 5, 9])
+    assert [timed.find_timestamp(wanted) for wanted in (0, 7, 8, 9, 10)] == [0, 0, 2, 2, None]
+    assert [batch().find_timestamp(wanted) for wanted in (7, 8)] == [0, None]
+
+
 def test_payload_of_something_else_is_refused() -> None:
     with pytest.raises(DecodeError, match="received records"):
         decode_queue_records(b"\x81\x01\x02")
