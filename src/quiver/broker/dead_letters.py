@@ -47,7 +47,8 @@ from quiver.metadata import MetadataStore, TopicRow
 from quiver.model import Buffer, ConsumerId, Offset, PartitionId, ProducerId, Term
 from quiver.partition import Replica
 from quiver.partition.queue_operations import DeadRun, DeadTarget
-from quiver.record import Record, build_batch
+from quiver.record import Batch, Compression, Record, build_batch
+from quiver.record.decoded import DecodedAllowance
 from quiver.record.queue_headers import (
     DEAD_ATTEMPTS_HEADER,
     DEAD_GROUP_HEADER,
@@ -67,6 +68,8 @@ INTERVAL_S = 0.5
 """Interval between two looks at the queues of the partitions that this node leads."""
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024
+DECODED_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of batches, once decoded, that the letters of one batch are read from, or a single larger batch."""
 REPLICAS_PER_STEP = 100
 """Replicas looked at before others get a turn of the event loop."""
 
@@ -86,6 +89,44 @@ class _Letter(msgspec.Struct, frozen=True):
     offset: Offset
     run: DeadRun
     lost: str = ""
+
+
+class _LetterBatch:
+    """The letters of one batch; `is_full` once there are enough, or the next records would take too much to decode."""
+
+    def __init__(self) -> None:
+        self.letters: list[_Letter] = []
+        self._allowance = DecodedAllowance(DECODED_BYTES_MAX)
+        self._size_bytes = 0
+        self._has_ended = False
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether nothing more should be added."""
+        is_over = len(self.letters) >= BATCH_RECORDS_MAX or self._size_bytes >= BATCH_BYTES_MAX
+        return is_over or self._has_ended
+
+    def add_lost(self, run: DeadRun, lost: str, *, first: int, end: int) -> None:
+        """Add letters for records that cannot be read."""
+        end = min(end, first + BATCH_RECORDS_MAX - len(self.letters))
+        self.letters += [_Letter(None, Offset(offset), run, lost) for offset in range(first, end)]
+
+    def add_records(self, run: DeadRun, batch: Batch, *, first: Offset, end: Offset) -> None:
+        """Add records of a batch until it is full; they are copies, and the batch is not kept."""
+        if not self._allowance.take(batch):
+            self._has_ended = True
+            return
+        end = min(end, batch.header.end_offset)
+        try:
+            lengths = batch.record_lengths(first, end)
+            for offset, length in enumerate(lengths, start=first):
+                if self.is_full:
+                    return
+                record = batch.records(Offset(offset), Offset(offset + 1))[0]
+                self.letters.append(_Letter(record, record.offset, run))
+                self._size_bytes += length
+        except DecodeError:
+            self.add_lost(run, "its batch cannot be decoded", first=first, end=end)
 
 
 class DeadLetterMover:
@@ -248,31 +289,16 @@ class DeadLetterMover:
 
     async def _read(self, replica: Replica, dead: Sequence[DeadRun]) -> list[_Letter]:
         """Read the first dead records, as many as one batch may have, at least one."""
-        letters: list[_Letter] = []
-        size_bytes = 0
+        found = _LetterBatch()
         for run in dead:
             position, end = run.first, run.first + run.count
-            while position < end and len(letters) < BATCH_RECORDS_MAX and size_bytes < BATCH_BYTES_MAX:
-                found = await self._read_some(replica, run, Offset(position), Offset(end))
-                letters += found
-                position += len(found)
-                size_bytes += sum(len(one.record.value or b"") for one in found if one.record is not None)
+            while position < end and not found.is_full:
+                before = len(found.letters)
+                await _read_some(found, replica, run, first=Offset(position), end=Offset(end))
+                position += len(found.letters) - before
             if position < end:
                 break
-        return letters[:BATCH_RECORDS_MAX]
-
-    async def _read_some(self, replica: Replica, run: DeadRun, first: Offset, end: Offset) -> list[_Letter]:
-        """Read records of one batch; those that cannot be read are letters without a record."""
-        try:
-            batch = (await replica.read(first, bytes_max=1))[0]
-        except TrimmedError:
-            gone = range(first, min(end, max(first + 1, replica.first_offset)))
-            return [_Letter(None, Offset(offset), run, "removed by retention") for offset in gone]
-        try:
-            return [_Letter(record, record.offset, run) for record in batch.records(first, end)]
-        except DecodeError:
-            broken = range(first, min(end, batch.header.end_offset))
-            return [_Letter(None, Offset(offset), run, "its batch cannot be decoded") for offset in broken]
+        return found.letters
 
     async def _send(
         self,
@@ -296,12 +322,25 @@ class DeadLetterMover:
             timestamp=now_ms,
             timestamps=[now_ms if one.record is None else one.record.timestamp for one in letters],
             headers=[[*origin, *_headers_of(one)] for one in letters],
+            # Uncompressed, the letters of well compressed records would take a thousand times their space.
+            compression=Compression.ZSTD,
             producer_id=target.producer_id,
             producer_epoch=session.epoch,
             base_sequence=first_sequence - target.base,
         )
         request = Produce(topic_id=target.topic_id, partition_id=target.partition_id)
         await self._ask_leader(request, [batch])
+
+
+async def _read_some(found: _LetterBatch, replica: Replica, run: DeadRun, *, first: Offset, end: Offset) -> None:
+    """Read records of one batch; those that cannot be read are letters without a record."""
+    try:
+        batch = (await replica.read(first, bytes_max=1))[0].undecoded()
+    except TrimmedError:
+        gone_end = min(end, max(first + 1, replica.first_offset))
+        found.add_lost(run, "removed by retention", first=first, end=gone_end)
+    else:
+        found.add_records(run, batch, first=first, end=end)
 
 
 def _headers_of(letter: _Letter) -> list[tuple[str, bytes | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from unittest.mock import patch
@@ -25,7 +26,7 @@ from quiver.metadata import (
 )
 from quiver.model import Buffer, ConsumerId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.partition.queue_handler import QueueHandler
-from quiver.record import Batch, Record
+from quiver.record import Batch, Compression, Record, build_batch
 from quiver.testing.queue_ablations import QueueSafeguard, disabled
 from quiver.wire.messages import BeginEpoch, Consume, Fetch, GetCursors, Produce
 from quiver.wire.queue_messages import (
@@ -237,9 +238,14 @@ async def wait_any_dead(cluster: Cluster) -> None:
 
 async def wait_moved(queue: Queue, offset: int, *, topic: str = DEAD_TOPIC) -> list[Record]:
     """Wait until every record below an offset is acknowledged or moved; return the dead letters."""
+    await wait_settled(queue, offset)
+    return await read_dead(queue.cluster, topic)
+
+
+async def wait_settled(queue: Queue, offset: int) -> None:
     while True:
         if await queue.cursor() >= offset:
-            return await read_dead(queue.cluster, topic)
+            return
         await asyncio.sleep(0.2)
 
 
@@ -310,6 +316,35 @@ def test_leader_of_dead_letters_waits_for_the_registration_of_their_mover() -> N
             await wait_moved(queue, 1)
         assert asked
         assert all(known == applied > 0 for known, applied in asked)
+
+    simulate(test, is_managed=True)
+
+
+def test_dead_letters_with_large_keys_are_moved_within_a_bound() -> None:
+    """Records of a few hundred bytes with a key of 2 MiB: each was counted by its value alone."""
+    count, key_bytes = 40, 2 << 20
+
+    async def test(cluster: Cluster) -> None:
+        queue = await Queue.open(cluster)
+        for number in range(count):
+            built = build_batch([b"%d" % number], keys=[bytes(key_bytes)], timestamp=1, compression=Compression.ZSTD)
+            request = Produce(topic_id=queue.topic_id, partition_id=P0, known_index=cluster.known_index)
+            await cluster.ask_leader(queue.topic_id, request, [built])
+        grants: dict[Offset, int] = {}
+        while (received := (await queue.receive(lease_ms=60_000))[0]).leases:
+            grants |= {one.first: received.grant for one in received.leases}
+        tracemalloc.start()
+        try:
+            await queue.settle(rejects=tuple(QueueReject(first, 1, grant, "x") for first, grant in grants.items()))
+            await wait_settled(queue, count)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        dead = await read_dead(cluster)
+        assert sorted(dict(one.headers)["quiver-dead-offset"] or b"" for one in dead) == sorted(
+            b"%d" % offset for offset in range(count)
+        )
+        assert peak < 20 * key_bytes
 
     simulate(test, is_managed=True)
 
