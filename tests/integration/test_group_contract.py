@@ -27,7 +27,7 @@ from quiver.wire.group_messages import (
     PartitionEpoch,
     RestartGroup,
 )
-from quiver.wire.messages import Fetch, MoveCursor, RegisterConsumerRequest, Selection
+from quiver.wire.messages import Consume, ConsumeMany, Fetch, MoveCursor, RegisterConsumerRequest, Selection
 from quiver.wire.requests import R, Request
 
 Scenario = Callable[["Group"], Coroutine[Any, Any, None]]
@@ -119,7 +119,7 @@ class Group:
         return found
 
     async def commit(self, one: AssignedPartition) -> None:
-        await self._ask_leader(
+        await self.ask_leader(
             one,
             MoveCursor(
                 topic_id=one.topic_id,
@@ -132,9 +132,9 @@ class Group:
     async def fetch(self, one: AssignedPartition) -> None:
         reader = (self.group_id, one.epoch)
         request = Fetch(topic_id=one.topic_id, partition_id=one.partition_id, offset=Offset(0), reader=reader)
-        await self._ask_leader(one, request)
+        await self.ask_leader(one, request)
 
-    async def _ask_leader(self, one: AssignedPartition, request: Request[Any]) -> None:
+    async def ask_leader(self, one: AssignedPartition, request: Request[Any]) -> None:
         router = self.cluster.router
         await router.ask_leader(self.topic, one.partition_id, lambda _: request, deadline=router.deadline())
 
@@ -170,6 +170,32 @@ def test_partition_is_taken_before_it_is_given_and_the_next_owner_has_a_higher_e
                 await group.fetch(one)
         assert (await group.beat("a")).owned == asked.owned
         assert (await group.describe()).state == "stable"
+
+    run(scenario)
+
+
+def test_who_has_no_session_is_refused_while_there_are_members(run: Run) -> None:
+    async def scenario(group: Group) -> None:
+        await group.join("a")
+        one = (await group.wait_owned("a", PARTITIONS)).owned[0]
+        await group.commit(one)
+        where: Any = {"topic_id": one.topic_id, "partition_id": one.partition_id}
+        plain = (
+            MoveCursor(**where, cursors=((group.group_id, Offset(0)),)),
+            Consume(**where, consumer_id=group.group_id),
+            ConsumeMany(**where, consumer_ids=(group.group_id,)),
+        )
+        for request in plain:
+            with pytest.raises(FencedError):
+                await group.ask_leader(one, request)
+        await group.ask(LeaveGroup(group_id=group.group_id, member_id="a"))
+        for request in plain:
+            await group.ask_leader(one, request)
+        await group.join("b")
+        await group.wait_owned("b", PARTITIONS)
+        for request in plain:  # also before the member begins to read
+            with pytest.raises(FencedError):
+                await group.ask_leader(one, request)
 
     run(scenario)
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -161,6 +162,43 @@ def test_plain_consumer_is_refused_while_the_group_has_members(cluster: quiver.C
             read([member], PARTITIONS)
             with pytest.raises(quiver.FencedError):
                 poll_for_ever(plain)
+
+
+def test_calls_without_a_session_are_refused_while_the_group_has_members(
+    local: LocalCluster, cluster: quiver.Cluster, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(path: str, **body: Any) -> tuple[int, Any]:
+        data = json.dumps(body).encode() if body else None
+        try:
+            with urllib.request.urlopen(f"{local.urls[0]}{path}", data, timeout=30) as answer:
+                return answer.status, json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    fill(cluster, topic, range(60))
+    cluster.move_cursors(topic, topic, dict.fromkeys(range(PARTITIONS), 2))  # as Spark does; its registration is kept
+    consumer_id = call("/consumer/register", topic=topic, group=topic)[1]["consumer_id"]
+    assert call(f"/consumer/consume?topic={topic}&consumer_id={consumer_id}&partition_id=0")[0] == 200
+    with cluster.consumer(topic, group=topic) as member:
+        assert len(read([member], 47)) == 47
+        member.commit()
+        for query in ("", "&partition_id=1", "&partition_id=1&offset=2", "&wait_ms=1000"):
+            status, refused = call(f"/consumer/consume?topic={topic}&consumer_id={consumer_id}{query}")
+            assert (status, refused["code"]) == (409, "group_active")
+        assert call(f"/consumer/consume_batch?topic={topic}&consumer_id={consumer_id}")[0] == 409
+        with pytest.raises(quiver.FencedError):
+            cluster.move_cursors(topic, topic, {0: 0})
+        for where in ("earliest", "latest"):
+            with pytest.raises(quiver.ConflictError) as conflict:
+                cluster.reset(consumer_id, topic, where)
+            assert conflict.value.code == "group_active"
+        assert main(["consumer", "reset", topic, "--topic", topic, "--to", "earliest", "--url", local.urls[0]]) == 2
+        assert "group_active" in capsys.readouterr().err
+        assert [lag.cursor for lag in cluster.group_lag(topic)] == [10] * PARTITIONS
+    cluster.reset(consumer_id, topic, "earliest")  # the last member has left
+    assert call(f"/consumer/consume?topic={topic}&consumer_id={consumer_id}&partition_id=1")[1]["offset"] == 0
+    cluster.move_cursors(topic, topic, {0: 5})
+    assert [lag.cursor for lag in cluster.group_lag(topic)] == [5, 1, 0, 0, 0, 0]
 
 
 def test_deleted_group_ends_its_members_and_is_not_made_again(cluster: quiver.Cluster, topic: str) -> None:

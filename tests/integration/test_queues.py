@@ -16,6 +16,8 @@ from waiting import wait_until
 import quiver
 from quiver.cli import main
 from quiver.cli.output import UNAVAILABLE
+from quiver.client.cursors import ConsumerCursors
+from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.testing import LocalCluster
 
 Output = pytest.CaptureFixture[str]
@@ -114,6 +116,30 @@ def test_list_shows_the_queues_that_answer(
     assert "queue alone: a partition of alone does not answer" in shown.err
     (row,) = [line.split() for line in shown.out.splitlines() if line.startswith("shared")]
     assert row == ["shared", "shared", "3", "0", "0", "0"]
+
+
+def test_queue_has_no_cursors_to_reset(local: LocalCluster, cluster: quiver.Cluster, capsys: Output) -> None:
+    fill(cluster, "final", 20)
+    with cluster.queue("final", group="final") as queue:
+        queue.receive(max=20, timeout=30).ack()
+    (consumer,) = (one for one in cluster.clients("consumer", "final") if one.name == "final")
+    with pytest.raises(quiver.ConflictError) as refused:
+        cluster.reset(consumer.id, "final", "earliest")
+    assert refused.value.code == "group_kind"
+    with pytest.raises(quiver.ConflictError) as refused:
+        cluster._run(_move_cursor(cluster, consumer.id))
+    assert refused.value.code == "group_kind"
+    assert main(["consumer", "reset", "final", "--topic", "final", "--to", "earliest", "--url", local.urls[0]]) == 2
+    assert "work queue" in capsys.readouterr().err
+    (partition,) = cluster.describe_queue("final").partitions
+    assert (partition.cursor, partition.ready) == (20, 0)
+
+
+async def _move_cursor(cluster: quiver.Cluster, consumer_id: int) -> None:
+    """Move a cursor as clients did that asked nobody before."""
+    router = cluster._cluster.router
+    cursors = ConsumerCursors(router, "final", ConsumerId(consumer_id))
+    await cursors.move(PartitionId(0), Offset(0), deadline=router.deadline())
 
 
 def test_queue_of_a_topic_that_was_deleted_and_created_again(cluster: quiver.Cluster) -> None:

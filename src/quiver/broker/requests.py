@@ -6,7 +6,7 @@ the replica. The replica itself checks bounds and checksums of batches, sequence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,11 @@ from quiver.broker.queue_requests import QueueRequests
 from quiver.broker.replica_table import PartitionKey, ReplicaTable
 from quiver.clock import Clock
 from quiver.errors import NotLeaderError, TrimmedError, UnavailableError
-from quiver.metadata import Registration, StartFrom, View
+from quiver.groups.machine import epoch_at
+from quiver.metadata import GroupKind, Registration, StartFrom, View
 from quiver.metrics import MetricFamily, gauge
-from quiver.model import NO_PRODUCER, ConsumerId, GroupId, Offset
-from quiver.partition import Replica
+from quiver.model import NO_PRODUCER, ConsumerId, GroupId, Index, Offset
+from quiver.partition import KnownGroups, Replica
 from quiver.record import decode_header
 from quiver.tracing import Tracing
 from quiver.wire.consumed_records import encode_consumed
@@ -180,6 +181,7 @@ class BrokerRequests:
                 bytes_max=request.answer_bytes,
                 wait_ms=wait_ms,
                 checked_index=view.index,
+                groups=_known_groups(view, (request.consumer_id,)),
                 admit=caller.reserve,
             )
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
@@ -190,7 +192,8 @@ class BrokerRequests:
         ids = request.consumer_ids
         starts = {id_: start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         consumers = [(id_, starts[id_]) for id_ in ids]
-        records = await replica.consume_many(consumers, checked_index=view.index, admit=caller.reserve)
+        groups = _known_groups(view, starts)
+        records = await replica.consume_many(consumers, checked_index=view.index, groups=groups, admit=caller.reserve)
         return ManyConsumed(), (encode_consumed(records),)
 
     async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:
@@ -198,7 +201,11 @@ class BrokerRequests:
         for consumer_id, _offset in request.cursors:
             self._admit_consumer(view, consumer_id, request)
         await replica.move_cursors(
-            request.cursors, only_new=request.only_new, session=request.session, checked_index=view.index
+            request.cursors,
+            only_new=request.only_new,
+            session=request.session,
+            checked_index=view.index,
+            groups=_known_groups(view, [consumer_id for consumer_id, _ in request.cursors]),
         )
         return Done(), ()
 
@@ -252,3 +259,13 @@ class BrokerRequests:
         voters = {node for item in known for node in (*item.voters, *item.voters_outgoing)}
         learners = {node for item in known for node in item.learners} - voters
         return MembersFound(voters=tuple(sorted(voters)), learners=tuple(sorted(learners))), ()
+
+
+def _known_groups(view: View, consumer_ids: Collection[ConsumerId]) -> KnownGroups:
+    """Return what the metadata says of the groups among consumers."""
+    rows = view.consumer_groups
+    return KnownGroups(
+        epoch_at(Index(view.index + view.counters.session_base)),
+        frozenset(one for one in consumer_ids if view.members_of(one)),
+        frozenset(one for one in consumer_ids if one in rows and rows[one].kind is GroupKind.QUEUE),
+    )

@@ -21,6 +21,7 @@ from quiver.client.group_admin import (
     find_group,
     find_group_lag,
     find_groups,
+    require_resettable,
     reset_group,
 )
 from quiver.client.holds import find_holds, place_hold, release_hold
@@ -144,6 +145,7 @@ class AsyncClusterAdministration:
         Stop the consumer first: one that runs keeps its positions and overwrites the cursors with its next commit.
 
         Raises:
+            ConflictError: it is a group with members (`group_active`), or a work queue (`group_kind`).
             NotFoundError: unknown consumer, topic or partition.
             NotAllowedError: the consumer is not registered for one of `partitions`; no cursor was moved.
             OutOfRangeError: the offset is beyond a partition's end; no cursor was moved.
@@ -151,6 +153,7 @@ class AsyncClusterAdministration:
         target, is_timestamp = parse_seek_target(offset, timestamp)
         named = tuple(map(PartitionId, partitions))
         consumer = ConsumerId(consumer_id)
+        await require_resettable(self.router, consumer)
         await reset_cursors(self.router, consumer, topic, target, is_timestamp=is_timestamp, partitions=named)
 
     async def hold(

@@ -62,8 +62,8 @@ class ConsumerCursors:
     """The cursors of one consumer in one topic.
 
     With a `session`, `find_start` takes over a partition's cursor from sessions before it, whose moves and fetches are
-    then refused with `FencedError`. Without one, cursors move whoever reads: for operators, and for programs that store
-    their own offsets.
+    then refused with `FencedError`. Without one, cursors move whoever reads, except for members of a group: for
+    operators, and for programs that store their own offsets.
     """
 
     def __init__(self, router: Router, topic: str, consumer_id: ConsumerId | None = None, *, session: int = 0) -> None:
@@ -103,6 +103,10 @@ class ConsumerCursors:
             )
 
         return (await self._router.ask_leader(self._topic, partition_id, build, deadline=deadline))[0]
+
+    async def begin(self, partition_id: PartitionId, offset: Offset, *, deadline: Deadline) -> None:
+        """Set the consumer's cursor in a partition, unless it has one there."""
+        await self._move(partition_id, offset, only_new=True, deadline=deadline)
 
     async def move(self, partition_id: PartitionId, offset: Offset, *, deadline: Deadline) -> None:
         """Set the consumer's cursor in a partition."""

@@ -119,8 +119,7 @@ async def reset_group(
     """Move the cursors of a group, all or, if one cannot be moved, none; return what was or would be done."""
     target.check()
     info = await find_group(router, group)
-    if info.kind == "queue":
-        raise ConflictError(f"not done: {group!r} is a work queue, which has no cursors to reset", code="group_kind")
+    _require_stream(info)
     if partitions and topic is None and len(info.topics) != 1:
         raise RequestError("not done: partitions are of one topic: name it", code="several_topics")
     lags = await find_lags(router, info, topic)
@@ -145,6 +144,26 @@ async def reset_group(
     ]
 
 
+async def require_resettable(router: Router, consumer_id: ConsumerId) -> None:
+    """Refuse to reset a consumer by its id if it is a group with members, or a work queue.
+
+    Raises:
+        ConflictError: it has members (`group_active`), or is a work queue (`group_kind`).
+    """
+    await _catch_up(router)
+    try:
+        found, _ = await router.ask(DescribeGroups(with_members=False), deadline=router.deadline())
+    except RequestError as error:
+        if error.code != "unknown_request":  # a program from before groups
+            raise
+        return
+    group = next((one.group for one in found.groups if one.group_id == consumer_id), None)
+    if group is not None:  # a consumer without a name is no group
+        info = await find_group(router, group)
+        _require_stream(info)
+        _require_inactive(info, is_forced=False)
+
+
 async def delete_group(router: Router, group: str, *, is_forced: bool) -> None:
     """Delete a group with its cursors."""
     done, _ = await router.ask(DeleteGroup(group=group, is_forced=is_forced), deadline=router.deadline())
@@ -157,12 +176,18 @@ async def _catch_up(router: Router) -> None:
     router.cache.record_index(found.index)
 
 
+def _require_stream(info: GroupInfo) -> None:
+    if info.kind == "queue":
+        message = f"not done: {info.group!r} is a work queue, which has no cursors to reset"
+        raise ConflictError(message, code="group_kind")
+
+
 def _require_inactive(info: GroupInfo, *, is_forced: bool) -> None:
     if info.members and not is_forced:
         count = len(info.members)
         message = (
-            f"not done: group {info.group!r} has {count} member{'s' if count > 1 else ''}; stop them, or force it:"
-            " they then lose their partitions for a moment, and continue at the new cursors"
+            f"not done: group {info.group!r} has {count} member{'s' if count > 1 else ''}; stop them, or force the"
+            " reset of the group: they then lose their partitions for a moment, and continue at the new cursors"
         )
         raise ConflictError(message, code="group_active")
 

@@ -101,10 +101,12 @@ class ClientRestorer:
         else:
             id_ = await self._register(consumer.name, shifted)
         for topic, offsets in shifted.items():
-            cursors = ConsumerCursors(self._router, topic, id_)  # a queue begins again at a cursor that is set
+            cursors = ConsumerCursors(self._router, topic, id_)
             deadline = self._router.deadline()
+            # A queue that has begun knows better what is settled.
+            put = cursors.move if consumer.queue is None else cursors.begin
             await gather_first_error(
-                cursors.move(PartitionId(partition), Offset(at), deadline=deadline) for partition, at in offsets.items()
+                put(PartitionId(partition), Offset(at), deadline=deadline) for partition, at in offsets.items()
             )
             self.cursors += len(offsets)
         self.consumers += 1

@@ -4,6 +4,7 @@
 """
 
 from quiver.partition.consume_handler import ConsumeResult, ConsumerStart, DefaultStart
+from quiver.partition.cursors import KnownGroups
 from quiver.partition.maintenance import RetentionPolicy
 from quiver.partition.meters import Meters
 from quiver.partition.replica import AppendResult, CursorsResult, FetchResult, Replica, ReplicaStatus
@@ -16,6 +17,7 @@ __all__ = [
     "CursorsResult",
     "DefaultStart",
     "FetchResult",
+    "KnownGroups",
     "Meters",
     "PartitionState",
     "Replica",

@@ -21,7 +21,7 @@ import msgspec
 from quiver.errors import ConflictError, OverloadedError, TrimmedError
 from quiver.metrics import now_s
 from quiver.model import ConsumerId, Index, Offset
-from quiver.partition.cursors import CursorMoves
+from quiver.partition.cursors import NO_GROUPS, CursorMoves, KnownGroups
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.reads import Admit, admit_all, check_in_range
@@ -63,6 +63,8 @@ class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int
     checked_index: Index | None = None
     """The metadata index at which the consumer was found to be registered."""
+    groups: KnownGroups = NO_GROUPS
+    """What that metadata says of the consumer, if it is a group."""
     admit: Admit = admit_all
     """Called before records are read."""
 
@@ -127,7 +129,7 @@ class ConsumeHandler:
         """Read, and start to move the cursor; the future is None if nothing was read and no move is needed."""
         while True:
             await self._gate.wait_ready()
-            self._check_no_queue(request.consumer_id)
+            self._check_no_queue(request.consumer_id, request.groups)
             term, planned = self._gate.term, self._moves.planned(request.consumer_id)
             first_offset = await self._find_start(request, planned)
             has_records = first_offset < self._state.end_offset
@@ -145,6 +147,7 @@ class ConsumeHandler:
             before, planned = planned, self._moves.planned(request.consumer_id)
             if self._gate.term != term or (request.offset is None and planned != before):
                 continue  # a new term voided the plans, or another call moved the cursor
+            self._moves.check_plain(request.consumer_id, request.groups)  # no await from here to the move
             batches, cursor = _cut(batches, first_offset, request.records_max, bytes_max=request.bytes_max)
             consumed = ConsumeResult(batches, first_offset, cursor, end_offset)
             is_there = cursor == planned and self._moves.settled() is None
@@ -158,9 +161,9 @@ class ConsumeHandler:
         await check_in_range(self._gate, self._state, request.offset)
         return request.offset
 
-    def _check_no_queue(self, consumer_id: ConsumerId) -> None:
+    def _check_no_queue(self, consumer_id: ConsumerId, groups: KnownGroups) -> None:
         """Refuse to move the cursor of a work queue past records that its workers have not settled."""
-        if consumer_id in self._state.queues:
+        if consumer_id in self._state.queues or consumer_id in groups.queues:
             raise ConflictError(
                 f"not done: group {consumer_id} reads this topic as a work queue; receive from it, or read the records "
                 "with another group",
@@ -173,13 +176,20 @@ class ConsumeHandler:
     # -- one record for each of many consumers ---------------------------------------------------
 
     async def consume_many(
-        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None, admit: Admit = admit_all
+        self,
+        consumers: Sequence[ConsumerStart],
+        *,
+        checked_index: Index | None = None,
+        groups: KnownGroups = NO_GROUPS,
+        admit: Admit = admit_all,
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor, in one replicated step; see `Replica.consume_many`."""
         await self._gate.wait_ready()
-        plan = await self._plan_admitted(consumers, 0)
+        plan = await self._plan_admitted(consumers, 0, groups)
         while plan.allowance.large_bytes:
-            plan = await self._plan_admitted(consumers, await admit(plan.allowance.large_bytes))
+            plan = await self._plan_admitted(consumers, await admit(plan.allowance.large_bytes), groups)
+        for consumer_id in plan.cursors:  # no await from here to the move
+            self._moves.check_plain(consumer_id, groups)
         moves = {
             consumer_id: cursor
             for consumer_id, cursor in plan.cursors.items()
@@ -192,11 +202,11 @@ class ConsumeHandler:
         self._timings.commit.observe(now_s() - begun_s)
         return plan.records
 
-    async def _plan_admitted(self, consumers: Sequence[ConsumerStart], admitted: int) -> _Plan:
+    async def _plan_admitted(self, consumers: Sequence[ConsumerStart], admitted: int, groups: KnownGroups) -> _Plan:
         """Return a plan that misses nothing, within the memory that is admitted for it."""
         await self._gate.wait_ready()
-        for consumer_id, _ in consumers if self._state.queues else ():
-            self._check_no_queue(consumer_id)
+        for consumer_id, _ in consumers if self._state.queues or groups.queues else ():
+            self._check_no_queue(consumer_id, groups)
         plan = self._plan_many(consumers, HeldBatches(), admitted)
         if not plan.missing or plan.allowance.large_bytes:
             return plan

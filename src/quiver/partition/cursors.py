@@ -6,6 +6,9 @@ all later moves are refused as well, and planning restarts from the committed cu
 
 A *session* numbers the users of a consumer. It begins with an entry of the partition, and from then on moves of earlier
 sessions are refused: a consumer that was opened again elsewhere cannot move the cursor of its successor.
+
+A move without a session is one of an operator, of an HTTP client, or of a program that stores its own offsets. It does
+not end the session, and it is refused while a member of a group has the partition (`check_plain`).
 """
 
 from __future__ import annotations
@@ -13,14 +16,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import msgspec
+
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
-from quiver.model import ConsumerId, Index, Offset
+from quiver.model import SESSION_BITS, ConsumerId, Index, Offset
 from quiver.partition.entries import CursorsEntry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.partition.state import PartitionState
 
 CURSORS_MAX = 100_000
 """Consumers that may have a cursor in one partition: an entry with all of them is about 2 MB."""
+
+
+class KnownGroups(msgspec.Struct, frozen=True):
+    """What the metadata that this node has applied says of the groups among the consumers of a request."""
+
+    epoch_max: int = 0
+    """No epoch that it knows is higher: it does not know whether a group has members who began a later one."""
+    active: frozenset[ConsumerId] = frozenset()
+    """Those that have members."""
+    queues: frozenset[ConsumerId] = frozenset()
+    """Those that are work queues."""
+
+
+NO_GROUPS = KnownGroups()
 
 
 class CursorMoves:
@@ -52,13 +71,37 @@ class CursorMoves:
         Raises:
             FencedError: not done; a later session of the consumer exists.
         """
-        current = self._planned_sessions.get(consumer_id, self._state.sessions.get(consumer_id, 0))
+        current = self._session(consumer_id)
         if session < current:
             raise FencedError(
                 f"not done: consumer {consumer_id} was opened again since, and the newer one reads this partition now; "
                 "use another name to read beside it"
             )
         return session > current
+
+    def check_plain(self, consumer_id: ConsumerId, groups: KnownGroups) -> None:
+        """Refuse to use a consumer without a session while a member of a group may have the partition.
+
+        Call it in the turn of the event loop that plans the move. It needs no coordinator: a member begins its epoch
+        here before it reads, and metadata that is at least as new as that epoch knows whether the group has members.
+
+        Raises:
+            FencedError: not done; the consumer is a group with members (`group_active`).
+            UnavailableError: not done; a member began an epoch that is newer than this node's metadata.
+        """
+        if consumer_id in groups.active:
+            raise FencedError(
+                f"not done: consumer {consumer_id} is a group with members, and only they move its cursors; stop them, "
+                "or use another name to read beside them",
+                code="group_active",
+            )
+        current = self._session(consumer_id)
+        if current > groups.epoch_max and _is_epoch(current):
+            message = f"not done: a member of group {consumer_id} has begun to read this partition"
+            raise UnavailableError(f"{message}, and this node's metadata is older than that; retry", code="behind")
+
+    def _session(self, consumer_id: ConsumerId) -> int:
+        return self._planned_sessions.get(consumer_id, self._state.sessions.get(consumer_id, 0))
 
     def move(
         self,
@@ -164,6 +207,11 @@ class CursorMoves:
             OutcomeUnknownError("may have been done: this node lost leadership before the cursor's move was committed"),
         )
         _reject(queued, UnavailableError("not done: an earlier cursor move of this partition failed; retry"))
+
+
+def _is_epoch(session: int) -> bool:
+    """Return whether a session is the epoch of an assignment: those of plain consumers have random low bits."""
+    return session & ((1 << SESSION_BITS) - 1) == 0
 
 
 def _reject(done: asyncio.Future[None] | None, error: BaseException) -> None:

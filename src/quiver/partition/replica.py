@@ -17,6 +17,7 @@ import msgspec
 from quiver.clock import Clock, SystemClock
 from quiver.config import PartitionSettings
 from quiver.errors import (
+    ConflictError,
     DecodeError,
     DiskFullError,
     NotLeaderError,
@@ -36,7 +37,7 @@ from quiver.partition.consume_handler import (
     ConsumerStart,
     DefaultStart,
 )
-from quiver.partition.cursors import CursorMoves
+from quiver.partition.cursors import NO_GROUPS, CursorMoves, KnownGroups
 from quiver.partition.entries import FenceEntry
 from quiver.partition.maintenance import Maintenance, PolicySource, RetentionPolicy
 from quiver.partition.meters import ConsumeTimings, TopicMeter
@@ -398,17 +399,20 @@ class Replica:
         bytes_max: int,
         wait_ms: int = 0,
         checked_index: Index | None = None,
+        groups: KnownGroups = NO_GROUPS,
         admit: Admit = admit_all,
     ) -> ConsumeResult:
         """Return records at a consumer's cursor and move the cursor past them, in one replicated step.
 
         A consumer without a cursor starts at `default_start`. With `offset`, the records from that offset are returned
         and the cursor moves past them: safe to repeat. If there is no record, waits up to `wait_ms` for one.
-        `checked_index` is the metadata index at which the consumer was found to be registered.
+        `checked_index` is the metadata index at which the consumer was found to be registered; `groups` is what
+        that metadata says of it.
 
         Raises:
             TrimmedError: not done; `offset` is below the first record.
             OutOfRangeError: not done; `offset` is beyond the high watermark.
+            FencedError: not done; the consumer is a group with members.
             NotLeaderError: not done; another replica leads.
             UnavailableError: not done; this replica is overloaded, or an earlier move of the cursor failed.
             OutcomeUnknownError: the cursor may have moved; no records are returned.
@@ -420,6 +424,7 @@ class Replica:
             records_max=records_max,
             bytes_max=bytes_max,
             checked_index=checked_index,
+            groups=groups,
             admit=admit,
         )
         consumed = await self._consume_handler.consume(request)
@@ -429,7 +434,12 @@ class Replica:
         return consumed
 
     async def consume_many(
-        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None, admit: Admit = admit_all
+        self,
+        consumers: Sequence[ConsumerStart],
+        *,
+        checked_index: Index | None = None,
+        groups: KnownGroups = NO_GROUPS,
+        admit: Admit = admit_all,
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor and move all of the cursors, in one replicated step.
 
@@ -438,7 +448,9 @@ class Replica:
 
         Raises as `consume` without an offset; the error applies to all of the consumers.
         """
-        records = await self._consume_handler.consume_many(consumers, checked_index=checked_index, admit=admit)
+        records = await self._consume_handler.consume_many(
+            consumers, checked_index=checked_index, groups=groups, admit=admit
+        )
         self._meter.count_consumed(records)
         return records
 
@@ -449,13 +461,16 @@ class Replica:
         only_new: bool = False,
         session: int = 0,
         checked_index: Index | None = None,
+        groups: KnownGroups = NO_GROUPS,
     ) -> None:
         """Set consumers' cursors, all or none; with `only_new`, skip consumers that already have one.
 
-        With a `session`, it becomes the session of the consumers, which ends their earlier ones.
+        With a `session`, it becomes the session of the consumers, which ends their earlier ones. `groups` is what the
+        metadata at `checked_index` says of the consumers.
 
         Raises:
-            FencedError: not done; a later session of a consumer exists.
+            FencedError: not done; a later session of a consumer exists, or, without a session, it has members.
+            ConflictError: not done; a consumer that has a cursor is a work queue (`group_kind`).
             OutOfRangeError: not done; an offset is beyond the high watermark.
             UnavailableError: not done; this replica does not lead or is overloaded.
             OutcomeUnknownError: it may have been done.
@@ -472,8 +487,9 @@ class Replica:
                 raise OutOfRangeError(f"{message} {end_offset}", code="offset_out_of_range")
         if only_new:
             moves = {consumer: offset for consumer, offset in moves.items() if self._moves.planned(consumer) is None}
+        self._check_no_queue(() if only_new else moves, groups)
         # Checked at any level: a leader whose metadata lags may not know yet that sessions exist, but its state does.
-        new = [one for one, _ in wanted if session and self._moves.check_session(one, session)]
+        new = self._check_users([one for one, _ in wanted], session, groups)
         begun = dict.fromkeys(new, session) if self._gate.feature_level >= SESSIONS_LEVEL else {}
         moved = (
             self._moves.move(moves, sessions=begun, checked_index=checked_index)
@@ -482,6 +498,21 @@ class Replica:
         )
         if moved is not None:
             await asyncio.shield(moved)
+
+    def _check_no_queue(self, consumer_ids: Iterable[ConsumerId], groups: KnownGroups) -> None:
+        """Refuse to move the cursor of a work queue: it would repeat jobs that are settled, or skip others."""
+        for consumer_id in consumer_ids:
+            if consumer_id in self._state.queues or consumer_id in groups.queues:
+                message = f"not done: group {consumer_id} is a work queue, which has no cursors to move"
+                raise ConflictError(f"{message}; read its records with another group", code="group_kind")
+
+    def _check_users(self, consumer_ids: Iterable[ConsumerId], session: int, groups: KnownGroups) -> list[ConsumerId]:
+        """Return the consumers to which a session is new; raise if others use one of them (`move_cursors`)."""
+        if session:
+            return [one for one in consumer_ids if self._moves.check_session(one, session)]
+        for consumer_id in consumer_ids:
+            self._moves.check_plain(consumer_id, groups)
+        return []
 
     def check_session(self, consumer_id: ConsumerId, session: int) -> None:
         """Raise `FencedError` if a later session of a consumer exists, as far as this replica knows."""

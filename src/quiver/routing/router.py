@@ -39,7 +39,9 @@ T = TypeVar("T")
 
 LONG_POLL_SPARE_MS: Final = 1_000
 """Time that the response to a long poll may take beyond its wait."""
-UNKNOWN_CLIENT: Final = frozenset({"unknown_producer", "unknown_epoch", "unknown_consumer", "not_registered"})
+STALE_REFUSALS: Final = frozenset(
+    {"unknown_producer", "unknown_epoch", "unknown_consumer", "not_registered", "group_active"}
+)
 """Refusals that a leader may make because it lags behind."""
 
 
@@ -212,7 +214,7 @@ class Router:
                 if retry is None:
                     retry = self.retry(deadline, is_read=request.is_read, is_repeatable=request.is_repeatable)
                 try:
-                    if error.code in UNKNOWN_CLIENT and not is_confirmed:
+                    if error.code in STALE_REFUSALS and not is_confirmed:
                         is_confirmed = True
                         meant = await self._doubt_refusal(error, deadline=deadline)
                     else:

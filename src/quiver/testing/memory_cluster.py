@@ -424,6 +424,7 @@ class MemoryCluster:
         partition = topic.partitions[request.partition_id]
         if partition.leader != node:
             raise NotLeaderError(f"node {node} does not lead", leader=partition.leader)
+        self.groups.check_plain(request)
         match request:
             case wire.Produce():
                 return self._produce(topic, partition, data), []

@@ -22,6 +22,7 @@ from quiver.groups.settings import QueueSettings
 from quiver.model import ConsumerId, Index, PartitionId
 from quiver.tasks import timeout
 from quiver.wire import group_messages as wire
+from quiver.wire.messages import Consume, ConsumeMany, MoveCursor
 from quiver.wire.requests import Done, Response
 
 if TYPE_CHECKING:
@@ -109,6 +110,24 @@ class MemoryGroups:
             raise ConflictError(
                 f"not done: the group {name!r} has members; join it with group=...", code="group_active"
             )
+
+    def check_plain(self, request: object) -> None:
+        """Refuse to use a group with members without a session, or to move the cursor of a work queue."""
+        self._expire()
+        match request:
+            case Consume(consumer_id=consumer_id):
+                used, is_reset = {consumer_id}, False
+            case ConsumeMany(consumer_ids=consumer_ids):
+                used, is_reset = {*consumer_ids}, False
+            case MoveCursor(cursors=cursors, session=0):
+                used, is_reset = {consumer_id for consumer_id, _ in cursors}, not request.only_new
+            case _:
+                return
+        for group in (one for one in self.groups.values() if one.group_id in used):
+            if is_reset and group.kind == "queue":
+                raise ConflictError(f"not done: {group.group_id} is a work queue", code="group_kind")
+            if group.members:
+                raise FencedError(f"not done: {group.group_id} is a group with members", code="group_active")
 
     def handle_topics_changed(self) -> None:
         """Give partitions of new topics, and take those of deleted ones."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from partition_harness import PartitionHarness, record, run, run_harness
 
-from quiver.errors import FencedError
+from quiver.errors import ConflictError, FencedError, UnavailableError
 from quiver.features import SESSIONS_LEVEL
-from quiver.model import ConsumerId, Offset
-from quiver.partition import PartitionState, Replica
+from quiver.groups.machine import epoch_at
+from quiver.model import ConsumerId, Index, Offset
+from quiver.partition import KnownGroups, PartitionState, Replica
 from quiver.partition.entries import ForgetEntry
 
 ALICE, BOB = ConsumerId(1), ConsumerId(2)
@@ -99,6 +101,65 @@ def test_leader_whose_metadata_lags_behind_the_level_still_refuses_earlier_sessi
         replica._gate._feature_level = lambda: SESSIONS_LEVEL - 1
         with pytest.raises(FencedError):
             await move(replica, 2, 5)
+        assert replica.state.cursors == {ALICE: 1}
+
+    run(test)
+
+
+PLAIN = [
+    lambda replica, groups: replica.consume(ALICE, bytes_max=1 << 20, groups=groups),
+    lambda replica, groups: replica.consume(ALICE, offset=Offset(0), bytes_max=1 << 20, groups=groups),
+    lambda replica, groups: replica.consume_many([(BOB, "earliest"), (ALICE, "earliest")], groups=groups),
+    lambda replica, groups: replica.move_cursors([(BOB, Offset(1)), (ALICE, Offset(0))], groups=groups),
+]
+
+
+@pytest.mark.parametrize("use", PLAIN, ids=["consume", "consume_at", "consume_many", "move"])
+def test_consumer_is_used_without_a_session_only_while_no_member_has_the_partition(
+    use: Callable[[Replica, KnownGroups], Awaitable[object]],
+) -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(record(b"a", b"b", b"c"))
+        await move(replica, 2, epoch_at(Index(7)))
+        with pytest.raises(FencedError, match="group with members"):
+            await use(replica, KnownGroups(epoch_at(Index(9)), active=frozenset((ALICE,))))
+        for older in (KnownGroups(), KnownGroups(epoch_at(Index(6)))):  # who knows less cannot tell
+            with pytest.raises(UnavailableError, match="older than that"):
+                await use(replica, older)
+        assert replica.state.cursors == {ALICE: 2}
+        await use(replica, KnownGroups(epoch_at(Index(7))))  # all members have left since
+        assert replica.state.cursors[ALICE] != 2
+        assert replica.state.sessions == {ALICE: epoch_at(Index(7))}
+
+    run(test)
+
+
+def test_member_that_begins_while_a_plain_call_reads_is_not_passed() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(record(b"a", b"b", b"c"))
+
+        async def admit(_: int) -> int:
+            await move(replica, 0, epoch_at(Index(7)), only_new=True)
+            return 1 << 20
+
+        with pytest.raises(UnavailableError):
+            await replica.consume(ALICE, bytes_max=1 << 20, groups=KnownGroups(epoch_at(Index(6))), admit=admit)
+        assert replica.state.cursors == {ALICE: 0}
+
+    run(test)
+
+
+def test_cursor_of_a_work_queue_only_begins() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(record(b"a", b"b", b"c"))
+        queue = KnownGroups(queues=frozenset((ALICE,)))
+        await replica.move_cursors([(ALICE, Offset(1))], only_new=True, groups=queue)
+        await replica.move_cursors([(ALICE, Offset(2))], only_new=True, groups=queue)
+        with pytest.raises(ConflictError, match="work queue") as refused:
+            await replica.move_cursors([(ALICE, Offset(0))], groups=queue)
+        assert refused.value.code == "group_kind"
+        with pytest.raises(ConflictError, match="work queue"):
+            await replica.consume(ALICE, bytes_max=1 << 20, groups=queue)
         assert replica.state.cursors == {ALICE: 1}
 
     run(test)

@@ -12,7 +12,7 @@ from quiver.errors import ConflictError, OutcomeUnknownError, OverloadedError, Q
 from quiver.groups.settings import QueueSettings
 from quiver.model import ConsumerId, Index, Offset, PartitionId, TopicId
 from quiver.partition import Replica
-from quiver.partition.entries import ForgetEntry, PartitionEntry
+from quiver.partition.entries import CursorsEntry, ForgetEntry, PartitionEntry
 from quiver.partition.proposal_gate import ProposalOutcome
 from quiver.partition.queue_handler import ReceiveRequest, ReceiveResult, SettleResult
 from quiver.record import HEADER_BYTES, build_batch, decode_header
@@ -470,7 +470,7 @@ def test_group_that_is_a_queue_cannot_be_consumed() -> None:
 def test_moved_cursor_begins_the_queue_again_and_makes_receipts_stale() -> None:
     async def test(replica: Replica) -> None:
         received = await receive(replica, 10)
-        await replica.move_cursors([(WORKERS, Offset(4))])
+        await replica._gate.propose_entry(CursorsEntry(((WORKERS, Offset(4)),)))  # as a program before this one did
         assert (await ack(replica, 4, 2, received.grant)).stale == ((4, 2),)
         again = await receive(replica, 3)
         assert spans(again) == [(4, 3, 1)]
