@@ -291,8 +291,18 @@ def _explain_access(
         require(permissions, Verb.ADMIN, ResourceKind.CLUSTER)
 
 
+def _list_clients(permissions: Permissions, _: View, request: admin_messages.ListClients, __: memoryview) -> None:
+    require_known(permissions)
+    if request.topic is None or permissions.sees_topic(request.topic):
+        return
+    if not permissions.allows(Verb.READ, ResourceKind.CLUSTER):  # `is_partial` would say whether it exists
+        raise deny(permissions, f"see {describe_resource(ResourceKind.TOPIC, request.topic)}")
+
+
 def _describe_node(permissions: Permissions, _: View, request: admin_messages.DescribeNode, __: memoryview) -> None:
-    if request.topic is not None and not (request.with_metrics or request.with_settings or request.with_lags):
+    about_topic = admin_messages.DescribeNode(topic=request.topic, with_replicas=request.with_replicas)
+    asked = msgspec.structs.replace(request, is_forwarded=False, known_index=about_topic.known_index, on_behalf_of="")
+    if request.topic is not None and asked == about_topic:  # all else is about other topics, too
         require(permissions, Verb.READ, ResourceKind.TOPIC, request.topic)
     else:
         require(permissions, Verb.READ, ResourceKind.CLUSTER)
@@ -320,7 +330,7 @@ RULES: dict[type[Request[Any]], Rule] = {
     # The cluster.
     messages.GetMetadata: _known,
     admin_messages.DescribeNode: _describe_node,
-    admin_messages.ListClients: _known,
+    admin_messages.ListClients: _list_clients,
     admin_messages.ListHolds: _known,
     admin_messages.ListMoves: _cluster(Verb.READ),
     admin_messages.ListManagers: _cluster(Verb.READ),

@@ -508,6 +508,14 @@ def test_lists_leave_out_what_is_not_seen(world: World) -> None:
     assert seen.is_partial
 
 
+def test_clients_of_a_topic_are_listed_for_who_may_know_that_it_exists(world: World) -> None:
+    world.grant("user:alice", "write")
+    assert world.check("alice", ListClients(topic="logs.web")) == world.check("alice", ListClients()) == ""
+    assert world.check("alice", ListClients(topic="other")) == "not_allowed"
+    world.grant("user:alice", "read", "cluster", "", is_prefix=False)
+    assert world.check("alice", ListClients(topic="other")) == ""
+
+
 def test_clients_and_cursors_are_shown_to_who_may_read_them_by_name(world: World) -> None:
     logs = (TopicSelection("logs.web"),)
     for name in ("web", "other"):
@@ -575,6 +583,15 @@ def test_status_names_no_topic_that_is_not_seen(world: World) -> None:
         return [one.topic for one in answer.problems]
 
     assert (seen("alice"), seen("bob")) == (["logs.web", None], ["logs.web", "secret", None])
+
+
+@pytest.mark.parametrize("more", [name for name in DescribeNode.__struct_fields__ if name.startswith("with_")])
+def test_reader_of_a_topic_may_ask_a_node_for_its_replicas_only(world: World, more: str) -> None:
+    world.grant("user:alice", "read")
+    request = msgspec.structs.replace(DescribeNode(topic="logs.web", known_index=Index(1)), **{more: True})
+    assert world.check("alice", request) == ("" if more == "with_replicas" else "not_allowed")
+    world.grant("user:alice", "read", "cluster")
+    assert world.check("alice", request) == ""
 
 
 def test_node_that_is_described_for_one_topic_names_no_other(world: World) -> None:
