@@ -28,6 +28,8 @@ class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
     answer: type[contract.Answer] | None = contract.Answer
     """None: not a JSON answer, but `content_type`."""
     content_type: str = "application/json"
+    file_types: tuple[str, ...] = ()
+    """Types of the files that it returns instead, if the caller asks for one."""
     success: int = 200
     has_nothing: bool = False
     """Whether 204 is returned when there is no message."""

@@ -258,6 +258,9 @@ def _response(route: HttpRoute, status: int) -> dict[str, Any]:
         response["content"] = {route.content_type: {"schema": {"type": "object"}}}
     else:
         response["content"] = {route.content_type.partition(";")[0]: {"schema": {"type": "string"}}}
+    if status == route.success:
+        file = {"schema": {"type": "string", "format": "binary"}}
+        response["content"].update({one.partition(";")[0]: file for one in route.file_types})
     if status == route.success and route.name in LINKS:
         response["links"] = {name: {"operationId": name, **link} for name, link in LINKS[route.name].items()}
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):

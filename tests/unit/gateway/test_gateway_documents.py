@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from quiver.features import LEVEL_MAX
+from quiver.gateway.console.contract import FILE_TYPES
 from quiver.gateway.http import HttpStatus
 from quiver.gateway.metrics import REQUEST_BOUNDS_S, Metrics
 from quiver.gateway.openapi import (
@@ -51,6 +52,11 @@ def test_document_tells_every_route(route: Any) -> None:
     assert operation["operationId"] == route.name
     assert str(route.success) in operation["responses"]
     assert {"400", "503"} <= set(operation["responses"])
+
+
+def test_document_tells_the_types_of_files() -> None:
+    answer = make_document()["paths"]["/topics/{topic}/records"]["get"]["responses"]["200"]
+    assert answer["content"].keys() == {"application/json", *(kind.partition(";")[0] for kind in FILE_TYPES.values())}
 
 
 def test_every_reference_in_the_document_leads_somewhere() -> None:

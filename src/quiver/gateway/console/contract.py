@@ -5,7 +5,7 @@ None of them is the console's alone: a program may look at records, reset a cons
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -23,6 +23,13 @@ SCANNED_DEFAULT = 10_000
 
 Text = Annotated[str, Meta(max_length=1_000)]
 RecordFormat = Literal["json", "jsonl", "csv", "arrow", "parquet"]
+FILE_TYPES: Final = {
+    "jsonl": "application/x-ndjson",
+    "csv": "text/csv; charset=utf-8",
+    "arrow": "application/vnd.apache.arrow.stream",
+    "parquet": "application/vnd.apache.parquet",
+}
+"""The content types of the formats that are files."""
 
 
 # -- the console -------------------------------------------------------------------------------------

@@ -32,12 +32,6 @@ SCANNED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes of batches of a partition that one call reads, at most one step more."""
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes of values and keys in one answer; a single larger record is returned whole."""
-_TYPES: Final[dict[str, str]] = {
-    "jsonl": "application/x-ndjson",
-    "csv": "text/csv; charset=utf-8",
-    "arrow": "application/vnd.apache.arrow.stream",
-    "parquet": "application/vnd.apache.parquet",
-}
 _encode = msgspec.json.Encoder().encode
 Matches = Callable[[Record], bool]
 
@@ -307,7 +301,7 @@ def _make_file(topic: str, file_format: str, records: Sequence[tuple[PartitionId
         body = _make_columns(topic, file_format, records)
     name = f'attachment; filename="{topic}.{file_format}"'
     return HttpResponse(
-        status=200, body=body, content_type=_TYPES[file_format], headers=(("Content-Disposition", name),)
+        status=200, body=body, content_type=contract.FILE_TYPES[file_format], headers=(("Content-Disposition", name),)
     )
 
 

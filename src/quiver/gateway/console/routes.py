@@ -45,6 +45,7 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         summary="Look at records by offset, time or key, or search in them; no consumer is needed or moved.",
         parameters=contract.RecordsQuery,
         answer=contract.RecordsAnswer,
+        file_types=tuple(contract.FILE_TYPES.values()),
         failures=(404, 422, 504),
     ),
     HttpRoute(
