@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
+import chaos_cluster
 import pytest
 
+import quiver
+from quiver.addresses import parse_address
 from quiver.config import Settings
 from quiver.config.descriptors import PER_REPLICA, fit_to_descriptors
 from quiver.errors import ConflictError
 from quiver.storage import SystemDisk
 from quiver.storage.descriptors import SpareDescriptors
 from quiver.testing import LocalCluster
+
+NODE_LIMIT = 1024
+"""What many systems allow a process by default."""
+LIMITED = ("sh", "-c", f'ulimit -n {NODE_LIMIT} && exec "$@"', "sh")
+IDLE_CONNECTIONS = 1_000
 
 
 @pytest.fixture
@@ -118,3 +130,90 @@ def test_topic_that_needs_too_many_descriptors_is_refused_and_the_cluster_goes_o
         with pytest.raises(ConflictError, match="at most 8 are allowed"):
             client.create_topic("third", partitions=6)
         client.create_topic("fourth", partitions=2)
+
+
+# -- a real node under the limit of many systems -----------------------------------------------------
+
+
+@pytest.fixture
+def limited_node(tmp_path: Path) -> Iterator[chaos_cluster.NodeProcess]:
+    """Run a node that may open 1,024 files; it must end well."""
+    cluster = chaos_cluster.Cluster(tmp_path, 1, ["--log-durability", "none"])
+    (node,) = cluster.nodes
+    node.prefix = LIMITED
+    try:
+        cluster.start()
+        yield node
+        cluster.stop()
+        assert not node.complaints()
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Let this process open as many connections as the attack needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 < hard < 2 * IDLE_CONNECTIONS:
+        pytest.skip(f"this system allows a process {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * IDLE_CONNECTIONS), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def create_until_refused(client: quiver.Cluster) -> tuple[list[str], str]:
+    """Create topics of 20 partitions until one is refused; return the others, and the code of the refusal."""
+    made: list[str] = []
+    while len(made) < 50:  # a thousand partitions need more descriptors than there are
+        try:
+            client.create_topic(f"topic-{len(made)}", partitions=20)
+        except ConflictError as refusal:
+            return made, refusal.code
+        made.append(f"topic-{len(made)}")
+    return made, ""
+
+
+def round_trip(client: quiver.Cluster, topics: list[str]) -> None:
+    """Write a record to every partition, and read all of them."""
+    for topic in topics:
+        with client.producer(topic) as producer:
+            for sent in [producer.send(b"x", partition=number) for number in range(20)]:
+                sent.result()
+        with client.consumer(topic) as consumer:
+            assert len(list(islice(consumer, 20))) == 20
+
+
+def connect_idly(stack: ExitStack, node: chaos_cluster.NodeProcess, connections: int) -> None:
+    for number in range(connections):
+        address = (node.wire, node.http)[number % 2]
+        stack.enter_context(socket.create_connection(parse_address(address), timeout=10))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_node_with_few_descriptors_refuses_partitions_and_outlives_idle_connections(
+    limited_node: chaos_cluster.NodeProcess,
+) -> None:
+    with ExitStack() as stack, quiver.connect(limited_node.wire) as client:
+        topics, refusal = create_until_refused(client)
+        assert topics
+        assert refusal == "too_many_replicas"
+        connect_idly(stack, limited_node, IDLE_CONNECTIONS)
+        round_trip(client, topics)
+    with quiver.connect(limited_node.wire) as client:
+        round_trip(client, topics)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process can be changed on Linux only")
+def test_node_that_has_no_descriptor_left_goes_on_and_serves_newcomers_when_there_are_some(
+    limited_node: chaos_cluster.NodeProcess,
+) -> None:
+    with ExitStack() as stack, quiver.connect(limited_node.wire) as client:
+        client.create_topic("kept", partitions=20)
+        round_trip(client, ["kept"])
+        used = len(os.listdir(f"/proc/{limited_node.pid}/fd"))
+        resource.prlimit(limited_node.pid, resource.RLIMIT_NOFILE, (used, NODE_LIMIT))
+        connect_idly(stack, limited_node, 50)  # the system accepts them; the node cannot
+        round_trip(client, ["kept"])
+        resource.prlimit(limited_node.pid, resource.RLIMIT_NOFILE, (NODE_LIMIT, NODE_LIMIT))
+        with quiver.connect(limited_node.wire) as newcomer:
+            round_trip(newcomer, ["kept"])
