@@ -23,16 +23,19 @@ def browser() -> Iterator[Browser]:
     if not chromium:
         pytest.skip("there is no Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        running = playwright.chromium.launch(executable_path=chromium, args=arguments, timeout=PATIENCE_MS)
         yield running
         running.close()
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster for each module, also with the module's own SETTINGS."""
     settings = (
         *("--log-index-interval-bytes", "32768"),  # so that one has another source than its default
         *("--gateway-request-timeout-ms", str(PATIENCE_MS)),  # a node is as patient as the tests
+        *getattr(request.module, "SETTINGS", ()),
     )
     with running_cluster(tmp_path_factory.mktemp("console"), settings=settings) as found:
         yield found

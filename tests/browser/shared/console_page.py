@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 PATIENCE_MS = 120_000
 """How long is waited for anything; nothing is said about speed."""
 expect.set_options(timeout=PATIENCE_MS)
+KEEP_MESSAGES = """
+window.messages = [];
+addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
+  const text = document.querySelector(".messages")?.textContent;
+  if (text) messages.push(text);
+}).observe(document.body, { childList: true, subtree: true, characterData: true }));
+"""
+"""A message is shown for five seconds, in which a busy machine may not look."""
 ROUTES = {
     "": "Overview",
     "topics": "Topics",
@@ -41,6 +49,7 @@ class Console:
         self.problems: list[str] = []
         self.hosts: set[str] = set()
         page.set_default_timeout(PATIENCE_MS)
+        page.add_init_script(KEEP_MESSAGES)
         page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         page.on("console", self._handle_said)
         page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
@@ -55,6 +64,16 @@ class Console:
         self.page.goto(f"http://{address or self.address}/console#/{route}")
         self.page.wait_for_selector("main h1", state="attached")
         return self.page
+
+
+def alert(page: Page | Locator, text: str) -> Locator:
+    """Return the alerts with a text: after a pause of the machine, the page also has one that says where it went."""
+    return page.get_by_role("alert").filter(has_text=text)
+
+
+def wait_message(page: Page, text: str) -> None:
+    """Return once the page has said that something was done."""
+    page.wait_for_function("text => messages.some(message => message.includes(text))", arg=text)
 
 
 def table(page: Page, label: str) -> Any:
