@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 def wait_until(condition: Callable[[], object]) -> None:
