@@ -25,6 +25,9 @@ from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.secrets import write_secret
 from quiver.testing import LocalCluster
 
+PATIENCE_S = 120
+"""How long is waited for an answer; nothing is said about speed."""
+
 
 class SecuredCluster:
     """The nodes, the files of the administrator, and helpers to make users and to ask over HTTP."""
@@ -66,7 +69,7 @@ class SecuredCluster:
         headers = {"Content-Type": "application/json"}
         if text := self.secrets[0] if token is None else token:
             headers["Authorization"] = f"Bearer {text}"
-        with closing(http.client.HTTPSConnection(address, timeout=30, context=self._tls)) as connection:
+        with closing(http.client.HTTPSConnection(address, timeout=PATIENCE_S, context=self._tls)) as connection:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             data = response.read()

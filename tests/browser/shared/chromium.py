@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,7 +40,19 @@ def _find_installed() -> str:
 def find_axe() -> str:
     """Return the source of axe-core, which is fetched from the package registry once. Empty if it cannot be had."""
     path = CHECKS / "node_modules" / "axe-core" / "axe.min.js"
-    if not path.exists() and shutil.which("npm"):
-        fetch = ["npm", "ci", "--no-audit", "--no-fund", "--silent"]
-        subprocess.run(fetch, cwd=CHECKS, capture_output=True, check=False)
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    with _alone(CHECKS):  # another worker of pytest may be fetching it
+        if not path.exists() and shutil.which("npm"):
+            fetch = ["npm", "ci", "--no-audit", "--no-fund", "--silent"]
+            subprocess.run(fetch, cwd=CHECKS, capture_output=True, check=False)
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time do something in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
