@@ -172,7 +172,7 @@ def wait_healthy(service: Service, node: subprocess.Popen[str], *path: str) -> N
 
 
 def scrape(url: str, token: str | None) -> int:
-    """Return the status of a request for metrics, as Prometheus makes it."""
+    """Return the status of a request, made as Prometheus makes it for metrics."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     context = ssl.create_default_context(cafile="/srv/quiver/ca.pem")
     try:
@@ -227,7 +227,9 @@ def main(scratch: Path) -> dict[str, Any]:
     found["scrapes"] = [status for name in HOSTS for status in scrape_both(f"https://{name}:8002/metrics", token)]
     traffic = "seq 100 | quiver produce logs && quiver consume logs --from earliest | wc -l"
     found["produce"] = services[1].run("sh", "-c", traffic)
-    found["ready"] = services[2].run("python", str(LIBRARY / "healthcheck.py"), "/readyz?in_sync_within_ms=600000")
+    admin = Path("/srv/quiver/admin.token").read_text().strip()
+    found["download"] = scrape("https://quiver-1:8002/topics/logs/records?format=parquet", admin)
+    wait_healthy(services[2], nodes[2], "/readyz?in_sync_within_ms=600000")  # the topic is new
     nodes[0].send_signal(signal.SIGTERM)
     nodes[0].communicate(timeout=LIMIT_S)
     found["stopped"] = nodes[0].returncode

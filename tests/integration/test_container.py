@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_image_has_two_stages_and_copies_what_is_there() -> None:
         assert (ROOT / source).exists(), source
         assert f"!{source.split('/')[0]}" in ignored, source
     assert "constraints.txt" in copied()
+
+
+def test_image_has_what_nodes_can_use_and_nothing_for_clients_alone() -> None:
+    (command,) = [rest for name, rest in read_dockerfile() if name == "RUN" and "pip install" in rest]
+    found = re.search(r"'\.\[(.*?)\]'", command)
+    assert found is not None
+    assert set(found[1].split(",")) == {"arrow", "oidc", "otel", "postgres"}, "arrow: downloads of the console"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(found[1].split(",")) <= extras.keys()
 
 
 def test_settings_of_image_and_compose_file_exist() -> None:
@@ -180,7 +190,7 @@ def test_services_run_with_the_rights_of_their_containers(tmp_path: Path) -> Non
     assert found["scrapes"] == [200, 401] * 3
     assert found["produce"][0] == 0
     assert found["produce"][1].endswith("\n100\n")
-    assert found["ready"] == [0, ""]
+    assert found["download"] == 200, "also on a read-only file system"
     assert found["stopped"] == 0, "SIGTERM ends a node in order"
     assert found["unhealthy"] == 1
     assert (found["pod"], found["pod stopped"]) == (200, 0)
