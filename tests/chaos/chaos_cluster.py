@@ -19,11 +19,13 @@ from pathlib import Path
 
 from chaos_network import Network
 
-READY_TIMEOUT_S = 90
+READY_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
 _POLL_S = 0.02
-_PORTS = range(10_000, 32_768)
-"""Below those that Linux takes for connections: one of these stays free until its node starts, and starts again."""
+_PORTS = range(10_000, 20_000)
+"""Below those that Linux takes for connections: one of these stays free until its node starts, and starts again.
+
+Above them are those that other tests choose by the number of their worker."""
 _RANDOM = random.SystemRandom()
 
 

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 
 import pytest
+from waiting import wait_until as wait
 
 import quiver
 from quiver.testing import LocalCluster
@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, quiver
 topic, *addresses = sys.argv[1:]
 with quiver.connect(*addresses) as cluster:
-    consumer = cluster.consumer(topic, group=topic, session_timeout=1, auto_commit=0.2)
+    consumer = cluster.consumer(topic, group=topic, session_timeout=5, auto_commit=0.2)
     print("joined", flush=True)
     for record in consumer:
         print(record.partition, record.offset, record.text, flush=True)
@@ -93,13 +93,6 @@ def fill(cluster: quiver.Cluster, topic: str, numbers: range) -> None:
     with cluster.producer(topic) as producer:
         for number in numbers:
             producer.send(f"{number}", partition=number % PARTITIONS)
-
-
-def wait(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def have_seen(members: list[Member], numbers: range) -> Callable[[], bool]:

@@ -98,7 +98,7 @@ def send(local: LocalCluster, topic: str, *values: str) -> None:
 
 def test_jobs_of_a_killed_worker_go_to_another(local: LocalCluster, workers: Workers) -> None:
     send(local, workers.topic, "one", "two")
-    first = workers.start("handle", "--concurrency", "2", "--lease", "1s")
+    first = workers.start("handle", "--concurrency", "2", "--lease", "5s")
     workers.wait_begun(2)
     first.send_signal(signal.SIGKILL)
     second = workers.start("handle_async", "--concurrency", "2")
@@ -106,7 +106,7 @@ def test_jobs_of_a_killed_worker_go_to_another(local: LocalCluster, workers: Wor
     workers.go()
     wait_until(lambda: sum(note[0] == "end" for note in workers.notes()) == 2)
     second.terminate()
-    assert second.wait(60) == 0
+    assert second.wait(120) == 0
     ends = {(text, attempt, int(pid)) for what, text, attempt, pid in workers.notes() if what == "end"}
     assert ends == {("one", "2", second.pid), ("two", "2", second.pid)}
     with local.connect() as cluster:
@@ -122,7 +122,7 @@ def test_stopped_worker_finishes_what_is_under_way(local: LocalCluster, workers:
     process.terminate()
     send(local, workers.topic, "two")
     workers.go()
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     assert [note[:3] for note in workers.notes()] == [["begin", "one", "1"], ["end", "one", "1"]]
 
 
@@ -132,11 +132,11 @@ def test_worker_gives_back_what_it_cannot_finish(local: LocalCluster, workers: W
     process = workers.start(function, "--grace", "100ms", "--lease", "10m")
     workers.wait_begun(1)
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "1 given back unfinished" in errors
     with local.connect() as cluster, cluster.queue(workers.topic, workers.topic) as queue:
-        (job,) = queue.receive(timeout=30)
+        (job,) = queue.receive(timeout=120)
         assert (job.text, job.attempt) == ("one", 1)
         job.ack()
 
@@ -146,8 +146,8 @@ def test_failed_job_is_reported_and_tried_again(local: LocalCluster, workers: Wo
     workers.go()
     with local.connect() as cluster:
         cluster.queue(workers.topic, workers.topic, backoff=0.05).close()
-    process = workers.start("handle", "--idle-exit", "2s")
-    _, errors = process.communicate(timeout=60)
+    process = workers.start("handle", "--idle-exit", "5s")
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "ValueError: it is broken" in errors
     assert "1 job done, 1 failed" in errors
@@ -160,6 +160,6 @@ def test_failed_job_is_reported_and_tried_again(local: LocalCluster, workers: Wo
 
 def test_missing_topic_is_refused(workers: Workers) -> None:
     process = workers.start("handle")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "unknown_topic" in errors

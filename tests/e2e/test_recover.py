@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos_cluster import Cluster, running_cluster
+from reading import read_to_end
 
 import quiver
 from quiver.errors import QuiverError
@@ -24,10 +25,10 @@ QUICK = (
 
 def recover(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "quiver", "recover", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 120) -> None:
     end = time.monotonic() + timeout_s
     while True:
         try:
@@ -48,8 +49,8 @@ def produce(address: str, first: int, count: int) -> list[str]:
 
 
 def read(address: str) -> list[str | None]:
-    with quiver.connect(address) as client, client.consumer("logs", idle_timeout=3) as consumer:
-        return [record.text for record in consumer]
+    with quiver.connect(address) as client, client.consumer("logs") as consumer:
+        return [record.text for record in read_to_end(consumer)]
 
 
 def in_sync(cluster: Cluster, node: int) -> set[tuple[int, ...]]:

@@ -134,9 +134,9 @@ def test_sdk_spark_and_classic_find_the_context(
 def test_http_asks_for_a_certificate_where_all_clients_need_one(local: LocalCluster, secured: Secured) -> None:
     context = ssl.create_default_context(cafile=secured.ca_file)
     with pytest.raises(OSError, match=r"(?i)certificate|EOF|closed|reset"):
-        urllib.request.urlopen(f"{local.urls[0]}/topics", context=context, timeout=10)
+        urllib.request.urlopen(f"{local.urls[0]}/topics", context=context, timeout=60)
     context.load_cert_chain(secured.client_file)
-    with urllib.request.urlopen(f"{local.urls[0]}/topics", context=context, timeout=10) as response:
+    with urllib.request.urlopen(f"{local.urls[0]}/topics", context=context, timeout=60) as response:
         assert json.loads(response.read())["status"] == "success"
 
 

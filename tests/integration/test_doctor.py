@@ -100,7 +100,7 @@ def test_wrong_places_are_refused_with_the_form(run: Run) -> None:
         assert run("explain", "logs/7", *url)[0] == 2
         wait_until(lambda: json.loads(run("explain", "logs/0", "--json", *url)[1])["consume_obstacles"] == [])
         with urllib.request.urlopen(
-            f"{cluster.urls[0]}/explain?topic=logs&partition_id=0&offset=0", timeout=10
+            f"{cluster.urls[0]}/explain?topic=logs&partition_id=0&offset=0", timeout=60
         ) as page:
             answer = json.load(page)
         assert answer["status"] == "success"

@@ -194,11 +194,11 @@ async def test_time_to_arrive_counts_from_the_first_byte_however_often_more_come
 
 @in_loop
 async def test_long_poll_is_not_held_to_the_time_to_arrive() -> None:
-    async with serving(GatewaySettings(receive_timeout_ms=50, idle_timeout_ms=50)) as served:
+    async with serving(GatewaySettings(receive_timeout_ms=500, idle_timeout_ms=500)) as served:
         client = await served.connect()
         await client.send(b"POST /wait HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n{")
         await client.send(b"}")
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.2)
         served.application.released.set()
         assert await client.read() == (200, b"waited")
 

@@ -92,11 +92,13 @@ def test_members_share_a_topic_and_a_clean_leave_loses_and_repeats_nothing(clust
 
 def test_slow_handler_keeps_its_partitions(cluster: quiver.Cluster, topic: str) -> None:
     fill(cluster, topic, range(PARTITIONS))
-    with cluster.consumer(topic, group=topic, session_timeout=1, idle_timeout=1) as member:
+    with cluster.consumer(topic, group=topic, session_timeout=3) as member:
         known, before = member.member_id, cluster.describe_group(topic).rebalances
-        for number, _ in enumerate(member):
-            if number == 0:
-                time.sleep(2.5)
+        for number, _ in enumerate(member, start=1):
+            if number == 1:
+                time.sleep(4)
+            if number == PARTITIONS:
+                break
         assert member.member_id == known
         member.commit()
         assert cluster.describe_group(topic).rebalances == before
@@ -107,10 +109,10 @@ def test_blocked_event_loop_keeps_its_partitions(local: LocalCluster, topic: str
         async with quiver.connect_async(*local.addresses) as cluster:
             async with await cluster.producer(topic) as producer:
                 await producer.send("x", partition=0)
-            async with await cluster.consumer(topic, group=topic, session_timeout=1) as member:
+            async with await cluster.consumer(topic, group=topic, session_timeout=3) as member:
                 known = member.member_id
-                assert await member.poll(timeout=10)
-                time.sleep(2.5)  # noqa: ASYNC251 - it blocks the loop on purpose
+                assert await member.poll(timeout=60)
+                time.sleep(4)  # noqa: ASYNC251 - it blocks the loop on purpose
                 await member.commit()
                 assert member.member_id == known
                 assert len(member.assignment) == PARTITIONS
@@ -325,7 +327,7 @@ def test_member_that_was_replaced_is_refused_by_the_partition_itself(
 
     async def use(router: Router, member: str, **fields: Any) -> AssignedPartition:
         """Join, and begin the epoch of partition 0 there."""
-        request = JoinGroup(group=topic, topics=(topic,), member_id=member, session_timeout_ms=1_000, **fields)
+        request = JoinGroup(group=topic, topics=(topic,), member_id=member, session_timeout_ms=3_000, **fields)
         joined, _ = await router.ask(request, deadline=router.deadline())
         seen = 0
         while True:
@@ -383,8 +385,8 @@ def test_member_that_was_replaced_is_refused_by_the_partition_itself(
 
 def test_dead_primary_costs_the_group_nothing(local: LocalCluster, cluster: quiver.Cluster, topic: str) -> None:
     with (
-        cluster.consumer(topic, group=topic, session_timeout=3) as first,
-        cluster.consumer(topic, group=topic, session_timeout=3) as second,
+        cluster.consumer(topic, group=topic, session_timeout=6) as first,
+        cluster.consumer(topic, group=topic, session_timeout=6) as second,
     ):
         wait_shares([first, second], 3, 3)
         known, shares = (first.member_id, second.member_id), (first.assignment, second.assignment)
@@ -394,7 +396,7 @@ def test_dead_primary_costs_the_group_nothing(local: LocalCluster, cluster: quiv
         local.kill(primary)
         fill(cluster, topic, range(60))
         assert sorted(read([first, second], 60)) == list(range(60))
-        end = time.monotonic() + 4  # longer than the session timeout
+        end = time.monotonic() + 7  # longer than the session timeout
         while time.monotonic() < end:
             assert read([first, second], 0) == []
             first.poll(timeout=0.2)

@@ -35,7 +35,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def read_page(cluster: LocalCluster, node: int) -> str:
-    with urllib.request.urlopen(f"{cluster.urls[node - 1]}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"{cluster.urls[node - 1]}/metrics", timeout=60) as page:
         text: str = page.read().decode()
     return text
 
@@ -100,22 +100,22 @@ def test_batches_decoded_for_an_http_consumer_count_in_the_memory_for_them(clust
 
 
 def test_error_is_counted_by_its_code(cluster: LocalCluster) -> None:
-    with urllib.request.urlopen(f"{cluster.urls[0]}/topics", timeout=10):
+    with urllib.request.urlopen(f"{cluster.urls[0]}/topics", timeout=60):
         pass
     before = read_samples(cluster, 1).get("quiver_http_errors_total,code=unknown_path", 0.0)
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"{cluster.urls[0]}/nowhere", timeout=10)
+        urllib.request.urlopen(f"{cluster.urls[0]}/nowhere", timeout=60)
     assert read_samples(cluster, 1)["quiver_http_errors_total,code=unknown_path"] == before + 1
 
 
 def test_metrics_of_a_node_without_a_gateway_are_read_through_another(cluster: LocalCluster) -> None:
-    with urllib.request.urlopen(f"{cluster.urls[0]}/metrics?node=2", timeout=10) as page:
+    with urllib.request.urlopen(f"{cluster.urls[0]}/metrics?node=2", timeout=60) as page:
         text = page.read().decode()
     assert 'quiver_node_info{version="' in text
     assert 'node="2"} 1' in text
     assert "quiver_http_requests_total" not in text
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{cluster.urls[0]}/metrics?node=9", timeout=10)
+        urllib.request.urlopen(f"{cluster.urls[0]}/metrics?node=9", timeout=60)
 
 
 def test_status_shows_the_load_of_every_node(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         client.create_topic("logs", partitions=1)
         with client.producer("logs") as producer:
             producer.send("one").result()
-        with urllib.request.urlopen(f"{cluster.urls[0]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{cluster.urls[0]}/metrics", timeout=60) as answer:
             yield answer.read().decode()
 
 

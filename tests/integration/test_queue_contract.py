@@ -26,6 +26,8 @@ from quiver.testing.memory_cluster import MemoryCluster
 Scenario = Callable[[AsyncCluster, str], Coroutine[Any, Any, None]]
 Run = Callable[[Scenario], None]
 _NUMBERS = count()
+LEASE_S = 1.5
+"""So long a busy machine may take between two calls."""
 
 
 def run_in_memory(scenario: Scenario) -> None:
@@ -86,13 +88,15 @@ async def receive(queue: quiver.AsyncQueue, number: int) -> list[quiver.AsyncJob
 def test_every_job_is_done_once_by_many_workers(run: Run) -> None:
     async def scenario(cluster: AsyncCluster, topic: str) -> None:
         await fill(cluster, topic, [str(number) for number in range(120)], partitions=3)
-        queue = await cluster.queue(topic, group=topic, idle_timeout=0.5)
+        queue = await cluster.queue(topic, group=topic)
         seen: list[str] = []
 
         async def work() -> None:
             async for job in queue:
                 async with job:
                     seen.append(job.text or "")
+                    if len(seen) == 120:
+                        await queue.stop()
 
         await asyncio.gather(*(work() for _ in range(16)))
         assert sorted(seen, key=int) == [str(number) for number in range(120)]
@@ -105,21 +109,21 @@ def test_every_job_is_done_once_by_many_workers(run: Run) -> None:
 def test_order_leases_and_receipts(run: Run) -> None:
     async def scenario(cluster: AsyncCluster, topic: str) -> None:
         await fill(cluster, topic, ["a", "b", "c"])
-        queue = await cluster.queue(topic, group=topic, lease=0.2)
+        queue = await cluster.queue(topic, group=topic, lease=LEASE_S)
         (first,) = await receive(queue, 1)
         assert (first.text, first.offset, first.attempt, first.partition, first.topic) == ("a", 0, 1, 0, topic)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(LEASE_S + 0.1)
         jobs = await receive(queue, 3)
         assert [(job.text, job.attempt) for job in jobs] == [("a", 2), ("b", 1), ("c", 1)]  # what is due again is first
         with pytest.raises(FencedError) as caught:
             await first.ack()
         assert caught.value.code == "stale_receipt"
-        await queue.extend(jobs[:2], lease=30)
-        await asyncio.sleep(0.3)
+        await queue.extend(jobs[:2], lease=300)
+        await asyncio.sleep(LEASE_S + 0.1)
         (last,) = await receive(queue, 1)
         assert (last.text, last.attempt) == ("c", 2)
         await queue.ack([jobs[0], jobs[1], last])
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(LEASE_S + 0.1)
         assert await queue.receive(timeout=0) == []
 
     run(scenario)
@@ -129,7 +133,7 @@ def test_returns_delays_and_backoff(run: Run) -> None:
     async def scenario(cluster: AsyncCluster, topic: str) -> None:
         clock = cluster.router.clock
         sent_ms = clock.wall_ms()
-        await fill(cluster, topic, ["later"], delay=0.4)
+        await fill(cluster, topic, ["later"], delay=2)
         await fill(cluster, topic, ["now"])
         queue = await cluster.queue(topic, group=topic, backoff=0.2, backoff_multiplier=2)
         (now,) = await receive(queue, 1)
@@ -137,7 +141,7 @@ def test_returns_delays_and_backoff(run: Run) -> None:
         await now.ack()
         (later,) = await receive(queue, 1)
         assert (later.text, later.attempt) == ("later", 1)
-        assert clock.wall_ms() - sent_ms >= 400
+        assert clock.wall_ms() - sent_ms >= 2000
         returned_ms = clock.wall_ms()
         await later.nack()
         (again,) = await receive(queue, 1)

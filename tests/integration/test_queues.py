@@ -52,8 +52,8 @@ def curl(local: LocalCluster, path: str, **body: Any) -> tuple[int, dict[str, An
 
 def test_lease_is_extended_while_the_workers_own_thread_is_blocked(cluster: quiver.Cluster) -> None:
     fill(cluster, "blocked", 1)
-    with cluster.queue("blocked", group="blocked", lease=0.5) as queue:
-        (job,) = queue.receive(timeout=30)
+    with cluster.queue("blocked", group="blocked", lease=5) as queue:
+        (job,) = queue.receive(timeout=120)
         with job:
             first_ms = job.ends_ms
             wait_until(lambda: job.ends_ms > first_ms)  # sleeps: nothing else runs in this thread
@@ -144,12 +144,12 @@ async def _move_cursor(cluster: quiver.Cluster, consumer_id: int) -> None:
 
 def test_queue_of_a_topic_that_was_deleted_and_created_again(cluster: quiver.Cluster) -> None:
     fill(cluster, "short-lived", 2)
-    (job,) = cluster.queue("short-lived", group="short").receive(timeout=10)
+    (job,) = cluster.queue("short-lived", group="short").receive(timeout=120)
     job.ack()
     cluster.delete_topic("short-lived")
     assert cluster.describe_queue("short").partitions == ()
     fill(cluster, "short-lived", 1)
-    (job,) = cluster.queue("short-lived", group="short").receive(timeout=10)
+    (job,) = cluster.queue("short-lived", group="short").receive(timeout=120)
     assert (job.text, job.attempt) == ("job 0", 1)
     job.ack()
     assert [one.cursor for one in cluster.describe_queue("short").partitions] == [1]
@@ -193,7 +193,7 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(
     assert run("dead", "requeue", "readers", "0:1") == "requeued 1 dead letter\n"
     assert count() == 2
     with cluster.queue("letters", group="readers") as queue:
-        (job,) = queue.receive(10, timeout=5)
+        (job,) = queue.receive(10, timeout=120)
         assert (job.text, job.offset, job.headers) == ("job 1", 3, ())
         job.ack()
     assert run("dead", "purge", "readers", "--reason", "job 2", "--yes") == "purged 1 dead letter\n"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import quiver
 from quiver.errors import ConfigError, ConflictError
@@ -59,13 +60,11 @@ def make_unknown_group(data: Path) -> Path:
 
 
 def wait_leaders(client: quiver.Cluster) -> None:
-    end = time.monotonic() + 30
-    while True:
+    def have_ends() -> bool:
         found = [part for topic in client.status().topics for part in topic.partitions]
-        if all(part.end_offset is not None for part in found):
-            return
-        assert time.monotonic() < end, found
-        time.sleep(0.1)
+        return all(part.end_offset is not None for part in found)
+
+    wait_until(have_ends)
 
 
 def test_partitions_go_on_with_what_their_survivors_have(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_connections_of_a_user_are_bounded(cluster: LocalCluster) -> None:
 
 
 def list_topics_of(cluster: LocalCluster, token: str) -> list[str]:
-    with cluster.connect(token=token, timeout=1.0) as other:
+    with cluster.connect(token=token, timeout=5.0) as other:
         return other.list_topics()
 
 

@@ -14,6 +14,7 @@ import pytest
 from pipeline_commands import run_job
 from postgresql_server import running_server
 from pyspark.sql import SparkSession
+from reading import read_to_end
 
 import quiver
 from quiver.errors import NotFoundError, UnavailableError
@@ -100,7 +101,7 @@ def test_counts_are_written_to_a_topic(
     result = analyze(spark, local, topic, to_topic=f"{topic}-counts", checkpoint=str(folder))
     assert result.sentence.startswith(f"analyzed {topic}, into topic {topic}-counts: lines 200")
     latest: dict[bytes, int] = {}
-    for record in client.consumer(f"{topic}-counts", idle_timeout=0.5):
+    for record in read_to_end(client.consumer(f"{topic}-counts")):
         latest[record.key or b""] = json.loads(record.value or b"")["count"]
     assert sum(latest.values()) == 200
     # The last batch is done again, as if its state had not been stored: no record is added.

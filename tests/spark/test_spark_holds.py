@@ -12,7 +12,7 @@ from spark_queries import fill, streaming
 import quiver
 from quiver.testing import LocalCluster
 
-WAIT_S = 60
+WAIT_S = 120
 
 
 def wait(condition: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere in Spark
+from reading import read_to_end
 from spark_queries import fill, reading, streaming
 
 import quiver
@@ -38,7 +39,8 @@ def copy_stream(
 
 
 def texts(client: quiver.Cluster, topic: str) -> list[str]:
-    return sorted(record.text or "" for record in client.consumer(topic, idle_timeout=0.5))
+    with client.consumer(topic) as consumer:
+        return sorted(record.text or "" for record in read_to_end(consumer))
 
 
 def test_rows_become_records_with_keys_headers_and_times(
@@ -50,7 +52,7 @@ def test_rows_become_records_with_keys_headers_and_times(
         " array(named_struct('key', 'h', 'value', CAST('x' AS BINARY))) AS headers"
     )
     write(frame, local, topic)
-    (record,) = client.consumer(topic, idle_timeout=0.5)
+    (record,) = read_to_end(client.consumer(topic))
     assert (record.text, record.key, record.timestamp) == ("a", b"k", 1_700_000_000_123)
     assert list(record.headers or ()) == [("h", b"x")]
     assert record.partition == partition_of(b"k", 4)

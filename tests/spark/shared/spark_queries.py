@@ -12,7 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from quiver.testing import LocalCluster
 
-TRIM_TIMEOUT_S = 60
+TRIM_TIMEOUT_S = 120
 
 
 def reading(spark: SparkSession, local: LocalCluster, topic: str, **options: str) -> DataFrame:
