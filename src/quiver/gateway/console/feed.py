@@ -3,7 +3,8 @@
 A console first gets `history`, the last minutes of the cluster, and then an `update` every second. Both are computed
 and encoded once for all consoles, and only while one is open; if computing takes long, it is done more rarely, so that
 it never costs more than a small share of a core. There is no queue: a console that reads slowly skips updates and gets
-the newest one next.
+the newest one next. A console that opens while others are open gets the newest one at once; once all are closed it is
+dropped, so that the next one never begins with an old state.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class ConsoleFeed:
         self._clock = clock
         self._collector = OverviewCollector(router, view, clock, node=node)
         self._open = 0
-        self._frame = b""
-        self._version = 0
+        self._update: bytes | None = None
+        """The newest update, while consoles are open."""
         self._wanted = asyncio.Event()
         self._published: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -85,6 +86,7 @@ class ConsoleFeed:
             while self._open:
                 pause_s = await self._publish()
                 await asyncio.sleep(pause_s)
+            self._update = None
             self._wanted.clear()
 
     def close(self) -> None:
@@ -103,13 +105,14 @@ class ConsoleFeed:
         self._wanted.set()
         try:
             yield await self._find_history()
-            seen = 0
+            seen: bytes | None = None
             while not self._is_closed:
-                if self._version == seen and not await self._wait_published():
+                update = self._update
+                if update is not None and update is not seen:
+                    seen = update
+                    yield update
+                elif not await self._wait_published():
                     yield _PING
-                elif self._version != seen:
-                    seen = self._version
-                    yield self._frame
         finally:
             self._open -= 1
 
@@ -135,8 +138,7 @@ class ConsoleFeed:
         except QuiverError as error:
             logger.warning("console update failed", extra=facts(error=error.message))
             return UPDATE_S
-        self._frame = encode_event("update", update)
-        self._version += 1
+        self._update = encode_event("update", update)
         self._wake()
         cost_s = (time.thread_time() - cpu_s) / COST_SHARE_MAX
         return max(0.05, min(UPDATE_S_MAX, max(UPDATE_S, cost_s)) - (time.monotonic() - begun_s))

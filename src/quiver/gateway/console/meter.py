@@ -135,6 +135,16 @@ def total(family: MetricFamily | None) -> float | None:
     return None if family is None else sum(sample.value for sample in family.samples)
 
 
+def sum_by_peer(families: Iterable[MetricFamily], name: str) -> dict[NodeId, float]:
+    """Return the sum of a gauge that nodes report of each other, by the node that it is about."""
+    sums: dict[NodeId, float] = {}
+    for family in families:
+        for sample in family.samples if family.name == name else ():
+            node = NodeId(int(dict(sample.labels)["peer"]))
+            sums[node] = sums.get(node, 0.0) + sample.value
+    return sums
+
+
 def _read_buckets(family: MetricFamily | None) -> dict[float, float]:
     """Return the cumulative counts of latencies by the upper bound."""
     if family is None:

@@ -11,7 +11,7 @@ from quiver.clock import Clock
 from quiver.errors import QuiverError
 from quiver.gateway.console.events import ConsoleEvent
 from quiver.gateway.console.health import ConsoleHealth, NodeFacts, judge_health
-from quiver.gateway.console.meter import SERIES, NodeMeter, carry, combine, total
+from quiver.gateway.console.meter import SERIES, NodeMeter, carry, combine, sum_by_peer, total
 from quiver.metadata import BrokerRow, BrokerState, View
 from quiver.model import NodeId
 from quiver.routing.router import Router, gather_outcomes
@@ -45,6 +45,12 @@ class ConsoleNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     replicas: int | None = None
     log_bytes: float | None = None
     problem: str = ""
+    security_mode: str = ""
+    """How the node is protected: `development`, `secure` or `insecure`."""
+    rebuild_replicas: int = 0
+    """Replicas on this node that leaders are rebuilding."""
+    rebuild_bytes: float = 0
+    """About how many bytes these replicas still lack."""
     values: tuple[float | None, ...] = ()
     """In the order of `SERIES`."""
 
@@ -82,6 +88,8 @@ class ConsoleUpdate(msgspec.Struct, frozen=True, kw_only=True):
     is_rebalancing: bool
     moves: list[ConsoleMove]
     moves_total: int
+    moves_ended: int
+    """Moves that were completed or cancelled since the cluster was formed."""
     events: list[ConsoleEvent]
     """The newest events; a console that wants more asks for them."""
 
@@ -170,12 +178,7 @@ def _summarize(
         series=SERIES,
         sample=whole.values,
         lags=list(whole.lags[:LAGS_MAX]),
-        nodes=[
-            _show_node(
-                row, described.get(row.broker_id), samples.get(row.broker_id), primary=primary, now_ms=whole.time_ms
-            )
-            for row in brokers
-        ],
+        nodes=_show_nodes(brokers, described, samples, primary=primary, now_ms=whole.time_ms),
         topics=len(topics),
         partitions=partitions,
         producers=len(view.producers),
@@ -194,6 +197,7 @@ def _summarize(
             for _, move in sorted(view.moves.items())[:MOVES_MAX]
         ],
         moves_total=len(view.moves),
+        moves_ended=view.counters.next_move_id - 1 - len(view.moves),
         events=events,
     )
 
@@ -214,12 +218,32 @@ def _find_facts(row: BrokerRow, answer: NodeDescribed | None) -> NodeFacts:
     )
 
 
+def _show_nodes(
+    brokers: list[BrokerRow],
+    described: Mapping[NodeId, NodeDescribed],
+    samples: Mapping[NodeId, HistorySample],
+    *,
+    primary: NodeId | None,
+    now_ms: int,
+) -> list[ConsoleNode]:
+    families = [family for answer in described.values() for family in answer.metrics]
+    replicas, lacking = (sum_by_peer(families, f"quiver_rebuild_{name}") for name in ("replicas", "remaining_bytes"))
+    return [
+        msgspec.structs.replace(
+            _show_node(row, described.get(node), samples.get(node), primary=primary, now_ms=now_ms),
+            rebuild_replicas=int(replicas.get(node, 0)),
+            rebuild_bytes=lacking.get(node, 0),
+        )
+        for node, row in ((row.broker_id, row) for row in brokers)
+    ]
+
+
 def _show_node(
     row: BrokerRow,
     answer: NodeDescribed | None,
     sample: HistorySample | None,
-    primary: NodeId | None,
     *,
+    primary: NodeId | None,
     now_ms: int,
 ) -> ConsoleNode:
     shown = ConsoleNode(
@@ -245,5 +269,6 @@ def _show_node(
         replicas=None if replicas is None else int(replicas),
         log_bytes=total(values.get("quiver_partition_log_bytes")),
         problem=answer.unready or (answer.problems[0].problem if answer.problems else ""),
+        security_mode=answer.security_mode,
         values=sample.values,
     )
