@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { Api, ApiError, withQuery } from "../../../src/quiver/gateway/console/static/api.js";
+import { Api, ApiError, FRESH_MS, withQuery } from "../../../src/quiver/gateway/console/static/api.js";
 
 /** A cluster whose nodes answer, or do not. */
 function cluster({ dead = [], answers = {} } = {}) {
@@ -57,6 +57,34 @@ test("a change is not repeated: it may have been done", async () => {
   await assert.rejects(api.post("/topics", { topic_name: "x" }), (error) => error instanceof ApiError && error.outcome === "unknown");
   assert.equal(asked.filter((one) => one.method === "POST").length, 1);
   assert.equal(api.address, "two:2", "the next call goes to a node that answers");
+});
+
+test("what is repeated is shared with other consoles, except after a change, of whatever outcome", async () => {
+  const { fetch, asked, dead } = cluster();
+  let now = 0;
+  const api = new Api({ origin: "http://one:1", fetch, now: () => now });
+  const poll = async () => {
+    await api.poll("/groups", { a: 1 });
+    return asked.at(-1).path;
+  };
+  assert.equal(await poll(), "/groups?a=1&shared=true");
+  await api.post("/groups/g/reset");
+  now = FRESH_MS - 1;
+  assert.equal(await poll(), "/groups?a=1");
+  now = FRESH_MS;
+  assert.equal(await poll(), "/groups?a=1&shared=true");
+  api.learn(["two:2"]);
+  dead.push("one:1");
+  await assert.rejects(api.remove("/groups/g"));
+  assert.equal(await poll(), "/groups?a=1");
+  await api.get("/groups");
+  assert.equal(asked.at(-1).path, "/groups");
+});
+
+test("whether something is gone is asked of the cluster itself", async () => {
+  const { fetch, asked } = cluster();
+  await new Api({ origin: "http://one:1", fetch }).isGone("/topics/x");
+  assert.equal(asked[0].path, "/topics/x");
 });
 
 test("a deletion of unknown outcome is not repeated; it is done once the page finds nothing there", async () => {

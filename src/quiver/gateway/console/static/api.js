@@ -12,6 +12,8 @@ const PROBE_MS = 2000;
 /** How often, and how many times, the page looks whether something is gone whose deletion has an unknown outcome. */
 const LOOK_MS = 1000;
 const LOOKS_MAX = 15;
+/** How long a page that changed something takes no answers that were made for others: none is kept for so long. */
+export const FRESH_MS = 15_000;
 
 /** An answer that is a failure, or none at all. */
 export class ApiError extends Error {
@@ -36,9 +38,9 @@ export class ApiError extends Error {
 
 export class Api {
   /**
-   * @param {{ origin: string, storage?: Storage | null, fetch?: typeof fetch, lookMs?: number }} options
+   * @param {{ origin: string, storage?: Storage | null, fetch?: typeof fetch, lookMs?: number, now?: () => number }} options `now`: milliseconds from any start
    */
-  constructor({ origin, storage = null, fetch: fetcher = (input, init) => fetch(input, init), lookMs = LOOK_MS }) {
+  constructor({ origin, storage = null, fetch: fetcher = (input, init) => fetch(input, init), lookMs = LOOK_MS, now = () => Date.now() }) {
     const url = new URL(origin);
     this.scheme = url.protocol;
     this.home = url.host;
@@ -48,6 +50,8 @@ export class Api {
     this.storage = storage;
     this.fetch = fetcher;
     this.lookMs = lookMs;
+    this.now = now;
+    this.changedMs = -Infinity;
     this.token = storage?.getItem(TOKEN_KEY) ?? "";
     /** @type {(place: Place) => void} */
     this.onPlace = () => {};
@@ -79,6 +83,18 @@ export class Api {
    */
   get(path, parameters = {}) {
     return this.call("GET", withQuery(path, parameters));
+  }
+
+  /**
+   * Return what a page asks for again and again: an answer that the node made for another console is as good. Only after
+   * a change by this page it is not, which might be shown as undone.
+   *
+   * @param {string} path
+   * @param {Record<string, unknown>} [parameters]
+   */
+  poll(path, parameters = {}) {
+    const isShared = this.now() - this.changedMs >= FRESH_MS;
+    return this.get(path, isShared ? { ...parameters, shared: true } : parameters);
   }
 
   /**
@@ -131,7 +147,9 @@ export class Api {
    * @returns {Promise<any>}
    */
   async call(method, path, body) {
-    const response = await this.send(method, path, body);
+    const response = await this.send(method, path, body).finally(() => {
+      if (method !== "GET") this.changedMs = this.now();
+    });
     if (response.status === 204) return null;
     return response.json();
   }

@@ -5,6 +5,7 @@ import { deadLetterTopics, isLetterOf, requeueAll } from "./dead-letters.js";
 import { html, useLoaded, useState } from "./dom.js";
 import { count, duration, time } from "./format.js";
 import { topicLink } from "./page-topics.js";
+import { consumerLink, groupLink } from "./route.js";
 import { api, history, update } from "./state.js";
 import { useStore } from "./store.js";
 import { Badge, Card, ErrorNote, Field, Form, LongTable, Table, TypedConfirmation, tell } from "./ui.js";
@@ -24,6 +25,14 @@ function LagChart({ title = "Greatest lags", of = "" }) {
   return html`<div class="charts wide"><${Chart} title=${title} columns=${history.lags} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${names.map((name) => ({ name, label: name }))} /></div>`;
 }
 
+/** @type {Record<string, string>} */
+const KINDS = { stream: "group", queue: "work queue" };
+
+/** @param {any} row */
+export function kindOf(row) {
+  return KINDS[row.group_kind] ?? "consumer";
+}
+
 /** @param {any} row */
 function totalLag(row) {
   const known = row.topics.map((/** @type {any} */ topic) => topic.lag).filter((/** @type {any} */ lag) => lag !== null);
@@ -32,11 +41,12 @@ function totalLag(row) {
 
 function Consumers() {
   const [filter, setFilter] = useState("");
-  const { value, error } = useLoaded(() => api.get("/consumers"), [], 3000);
+  const { value, error } = useLoaded(() => api.poll("/consumers"), [], 3000);
   const rows = (value?.consumers ?? []).filter((/** @type {any} */ row) => `${row.id} ${row.name} ${row.topics.map((/** @type {any} */ topic) => topic.topic).join(" ")}`.toLowerCase().includes(filter.toLowerCase()));
   /** @type {import("./ui.js").Column[]} */
   const columns = [
-    { title: "Consumer", width: "minmax(160px, 2fr)", sort: (row) => row.name || String(row.id), cell: (row) => html`<a href=${`#/consumers/consumer/${row.id}`}>${row.name || `consumer ${row.id}`}</a>` },
+    { title: "Consumer", width: "minmax(160px, 2fr)", sort: (row) => row.name || String(row.id), cell: (row) => html`<a href=${consumerLink(row)}>${row.name || `consumer ${row.id}`}</a>` },
+    { title: "Kind", width: "110px", sort: kindOf, cell: kindOf },
     { title: "State", width: "90px", sort: (row) => (row.is_alive ? 0 : 1), cell: (row) => html`<${Badge} level=${row.is_alive ? "ok" : "info"}>${row.is_alive ? "active" : "idle"}<//>` },
     { title: "Topics", width: "minmax(160px, 2fr)", cell: (row) => row.topics.map((/** @type {any} */ topic, /** @type {number} */ at) => html`${at ? ", " : ""}<a href=${topicLink(topic.topic)}>${topic.topic}</a>`) },
     { title: "Lag", width: "110px", isNumber: true, sort: totalLag, cell: (row) => count(totalLag(row)) },
@@ -50,11 +60,11 @@ function Consumers() {
 }
 
 function Groups() {
-  const { value, error } = useLoaded(() => api.get("/groups"), [], 3000);
+  const { value, error } = useLoaded(() => api.poll("/groups"), [], 3000);
   /** @type {import("./ui.js").Column[]} */
   const columns = [
-    { title: "Group", cell: (row) => html`<a href=${`#/consumers/group/${encodeURIComponent(row.group)}`}>${row.group}</a>` },
-    { title: "Kind", cell: (row) => (row.kind === "queue" ? "work queue" : "stream") },
+    { title: "Group", cell: (row) => html`<a href=${groupLink(row.group)}>${row.group}</a>` },
+    { title: "Kind", cell: (row) => KINDS[row.kind] ?? row.kind },
     { title: "State", cell: (row) => (row.kind === "queue" ? "–" : html`<${GroupState} state=${row.state} />`) },
     { title: "Members", isNumber: true, cell: (row) => (row.kind === "queue" ? "–" : count(row.members)) },
     { title: "Partitions", isNumber: true, cell: (row) => (row.kind === "queue" ? "–" : `${count(row.partitions - row.unassigned)} / ${count(row.partitions)}`) },
@@ -83,14 +93,14 @@ const CURSOR_COLUMNS = [
 
 /** @param {{ id: string }} properties */
 function ConsumerPage({ id }) {
-  const { value, error, reload } = useLoaded(() => api.get(`/consumers/${encodeURIComponent(id)}`), [id], 2000);
+  const { value, error, reload } = useLoaded(() => api.poll(`/consumers/${encodeURIComponent(id)}`), [id], 2000);
   const topics = [...new Set((value?.cursors ?? []).map((/** @type {any} */ one) => one.topic))];
   return html`<nav class="crumbs" aria-label="Where"><a href="#/consumers">Consumers</a> / </nav><h1>Consumer ${id}</h1>
     <${ErrorNote} error=${error} />
     ${value && html`<${Card} title="Positions"><${Table} label="Positions" columns=${CURSOR_COLUMNS} rows=${value.cursors} rowKey=${rowKey} /><//>
-      <${Reset} topics=${topics} isTopicNeeded name=${id} advice="Stop the consumer first: one that runs overwrites its cursors."
+      ${value.group_kind ? html`<p class="note info">These are the cursors of the ${kindOf(value)} <a href=${groupLink(value.name)}>${value.name}</a>: look there for what it does, and for what can be done.</p>` : html`<${Reset} topics=${topics} isTopicNeeded name=${id} advice="Stop the consumer first: one that runs overwrites its cursors."
         preview=${async (/** @type {any} */ target) => toChanges((await api.post(`/consumers/${encodeURIComponent(id)}/reset`, { ...target, dry_run: true })).cursors)}
-        act=${(/** @type {any} */ target) => api.post(`/consumers/${encodeURIComponent(id)}/reset`, target)} onDone=${reload} />`}`;
+        act=${(/** @type {any} */ target) => api.post(`/consumers/${encodeURIComponent(id)}/reset`, target)} onDone=${reload} />`}`}`;
 }
 
 /** @param {any} row */
@@ -106,8 +116,8 @@ function toChanges(cursors) {
 /** @param {{ group: string }} properties */
 function GroupPage({ group }) {
   const path = `/groups/${encodeURIComponent(group)}`;
-  const { value, error, reload } = useLoaded(() => api.get(path), [group], 2000);
-  const lag = useLoaded(() => api.get(`${path}/lag`), [group], 2000);
+  const { value, error, reload } = useLoaded(() => api.poll(path), [group], 2000);
+  const lag = useLoaded(() => api.poll(`${path}/lag`), [group], 2000);
   const [isDeleting, setIsDeleting] = useState(false);
   const isQueue = value?.group.kind === "queue";
   const remove = async () => {
@@ -160,7 +170,7 @@ const QUEUE_COLUMNS = [
 
 /** @param {{ group: string }} properties */
 function QueueState({ group }) {
-  const { value, error } = useLoaded(() => api.get(`/groups/${encodeURIComponent(group)}/queue`), [group], 2000);
+  const { value, error } = useLoaded(() => api.poll(`/groups/${encodeURIComponent(group)}/queue`), [group], 2000);
   return html`<${Card} title="Jobs"><${ErrorNote} error=${error} />
     ${value && html`<p>A job belongs to its worker for ${duration(value.settings.lease_ms)}; ${value.settings.max_attempts ? `after ${value.settings.max_attempts} deliveries it is a dead letter` : "it is delivered as often as it takes"}; at most ${count(value.settings.in_flight_max)} of a partition are under way${value.settings.order === "key" ? ", one of a key at a time" : ""}.</p>
       <${Table} label="Jobs" columns=${QUEUE_COLUMNS} rows=${value.partitions} rowKey=${rowKey} />`}<//>`;
@@ -170,7 +180,7 @@ function QueueState({ group }) {
 function DeadLetters({ topics, dead, group }) {
   const topic = topics.join(", ");
   const { value, error, reload } = useLoaded(() => api.get(`/topics/${encodeURIComponent(dead)}/records`, { from: "latest", max: 100 }), [dead], 3000);
-  const left = useLoaded(() => api.get(`/groups/${encodeURIComponent(`${group}.dead`)}/lag`), [group], 3000);
+  const left = useLoaded(() => api.poll(`/groups/${encodeURIComponent(`${group}.dead`)}/lag`), [group], 3000);
   const [done, setDone] = useState(0);
   if (/** @type {any} */ (error)?.code === "unknown_topic") return html`<${Card} title=${`Dead letters of ${topic}`}><p class="empty">There are none: no job failed too often, or was rejected. They would go to the topic ${dead}.</p><//>`;
   const header = (/** @type {any} */ row, /** @type {string} */ name) => row.headers?.[`quiver-dead-${name}`] ?? "";

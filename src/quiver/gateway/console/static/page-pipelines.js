@@ -9,7 +9,7 @@ const REPORTS = "/topics/_pipeline_reports/records";
 const LEVELS = /** @type {Record<string, string>} */ ({ running: "info", done: "ok", passed: "ok", failed: "critical", silent: "warning" });
 
 export function PipelinesPage() {
-  const { value, error, isLoading } = useLoaded(() => api.get("/pipelines"), [], 3000);
+  const { value, error, isLoading } = useLoaded(() => api.poll("/pipelines"), [], 3000);
   const [shown, setShown] = useState(/** @type {any} */ (null));
   /** @type {import("./ui.js").Column[]} */
   const columns = [

@@ -2,9 +2,11 @@
 
 import { html, useLoaded, useState } from "./dom.js";
 import { bytes, count, parseBytes, parseDuration, parseHeaders, retention } from "./format.js";
+import { kindOf } from "./page-consumers.js";
 import { topicLink } from "./page-topics.js";
 import { placement, skew } from "./partitions.js";
 import { RecordsTab } from "./records.js";
+import { consumerLink } from "./route.js";
 import { api, update } from "./state.js";
 import { useStore } from "./store.js";
 import { Badge, Card, Check, Dialog, ErrorNote, Field, Form, NoPage, Table, TypedConfirmation, tell } from "./ui.js";
@@ -26,7 +28,7 @@ async function findProducer(topic) {
 /** @param {{ topic: string, tab: string }} properties */
 export function TopicPage({ topic, tab }) {
   const path = `/topics/${encodeURIComponent(topic)}`;
-  const { value, error, reload } = useLoaded(() => api.get(path), [topic, tab], tab === "partitions" ? 2000 : 0);
+  const { value, error, reload } = useLoaded(() => (tab === "partitions" ? api.poll(path) : api.get(path)), [topic, tab], tab === "partitions" ? 2000 : 0);
   const [dialog, setDialog] = useState("");
   const close = () => setDialog("");
   const remove = async () => {
@@ -96,11 +98,12 @@ function PartitionsTab({ topic }) {
 
 /** @param {{ topic: string }} properties */
 function ConsumersTab({ topic }) {
-  const { value, error } = useLoaded(() => api.get("/consumers"), [topic], 3000);
+  const { value, error } = useLoaded(() => api.poll("/consumers"), [topic], 3000);
   const rows = (value?.consumers ?? []).filter((/** @type {any} */ one) => one.topics.some((/** @type {any} */ each) => each.topic === topic));
   /** @type {import("./ui.js").Column[]} */
   const columns = [
-    { title: "Consumer", cell: (row) => html`<a href=${`#/consumers/consumer/${row.id}`}>${row.name || row.id}</a>` },
+    { title: "Consumer", cell: (row) => html`<a href=${consumerLink(row)}>${row.name || row.id}</a>` },
+    { title: "Kind", cell: kindOf },
     { title: "State", cell: (row) => html`<${Badge} level=${row.is_alive ? "ok" : "info"}>${row.is_alive ? "active" : "idle"}<//>` },
     { title: "Lag", isNumber: true, cell: (row) => count(row.topics.find((/** @type {any} */ each) => each.topic === topic)?.lag) },
   ];

@@ -18,3 +18,21 @@ function decode(part) {
     return part;
   }
 }
+
+/**
+ * Return the address of the page of a group or work queue. Pure.
+ *
+ * @param {string} name
+ */
+export function groupLink(name) {
+  return `#/consumers/group/${encodeURIComponent(name)}`;
+}
+
+/**
+ * Return the address of the page of a consumer; the cursors of a group belong to the group's page. Pure.
+ *
+ * @param {{ id: number, name?: string, group_kind?: string | null }} consumer
+ */
+export function consumerLink({ id, name, group_kind: kind }) {
+  return kind && name ? groupLink(name) : `#/consumers/consumer/${id}`;
+}
