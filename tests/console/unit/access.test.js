@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { LIMITS, SOON_MS, expiry, grantKey, grantText, grantsOf, isTokenOf, limitTexts } from "../../../src/quiver/gateway/console/static/access.js";
+import { LIMITS, SOON_MS, expiry, grantKey, grantText, grantsOf, insecureText, isTokenOf, limitTexts } from "../../../src/quiver/gateway/console/static/access.js";
 
 const grant = (more = {}) => ({ subject: "user:ann", verb: "read", kind: "topic", name: "logs", is_prefix: false, ...more });
 
@@ -38,4 +38,11 @@ test("the token in use is known by its id alone", () => {
 test("limits that are set are said, 0 as none", () => {
   assert.deepEqual(limitTexts({ bytes_in_per_second: 1 << 20, topics_max: 0, weight: null }), ["Bytes in per second: 1.00 MiB", "Topics owned: no limit"]);
   assert.equal(new Set(LIMITS.map((one) => one.name)).size, LIMITS.length);
+});
+
+test("nodes that gave up their protection are named, those in development mode are not", () => {
+  const nodes = ["insecure", "development", "secure", undefined].map((mode, at) => ({ node: at + 1, security_mode: mode }));
+  assert.equal(insecureText(nodes.slice(1)), "");
+  assert.match(insecureText(nodes), /^Node 1 is insecure .* its ports may do everything/);
+  assert.match(insecureText([1, 2, 3].map((node) => ({ node, security_mode: "insecure" }))), /^Nodes 1, 2 and 3 are insecure/);
 });

@@ -14,9 +14,10 @@ from gateway_world import World
 from quiver.errors import OverloadedError
 from quiver.gateway.console.feed import CONSOLES_MAX, ConsoleFeed
 from quiver.gateway.console.recorder import ConsoleRecorder
-from quiver.metadata import BrokerRow, BrokerState, MetadataState
+from quiver.metadata import BrokerRow, BrokerState, MetadataState, MoveId, MoveRow, MoveState
+from quiver.metadata.state import Counters
 from quiver.metrics import MetricFamily, labelled
-from quiver.model import NodeId
+from quiver.model import NodeId, PartitionId, TopicId
 from quiver.wire.admin_messages import NodeDescribed
 from quiver.wire.requests import Response
 
@@ -56,7 +57,17 @@ class Nodes:
             )
             for node in MODES
         ]
-        self.view = MetadataState(rows).view()
+        move = MoveRow(
+            move_id=MoveId(9),
+            topic_id=TopicId(1),
+            partition_id=PartitionId(0),
+            source=NodeId(1),
+            target=NodeId(2),
+            state=MoveState.BEGUN,
+            begun_ms=0,
+            changed_ms=0,
+        )
+        self.view = MetadataState([*rows, move], counters=Counters(next_move_id=MoveId(10))).view()
 
     async def _answer(self, node: NodeId, request: Any, data: bytes) -> tuple[Response, list[bytes]]:
         answer, payload = await self._answer_before(node, request, data)
@@ -169,12 +180,14 @@ def test_one_console_too_many_is_refused_until_another_one_closes() -> None:
     run(scenario)
 
 
-def test_update_says_how_each_node_is_protected_and_what_is_rebuilt_on_it() -> None:
+def test_update_says_how_each_node_is_protected_and_how_far_moves_and_rebuilds_are() -> None:
     async def scenario(world: World, feed: ConsoleFeed) -> None:
         async with aclosing(feed.stream()) as console:
-            nodes = (await next_update(console))["nodes"]
+            update = await next_update(console)
+        nodes = update["nodes"]
         assert [one["security_mode"] for one in nodes] == ["secure", "insecure"]
         assert [one.get("rebuild_replicas", 0) for one in nodes] == [0, 3]
         assert [one.get("rebuild_bytes", 0) for one in nodes] == [0, 4096]
+        assert (update["moves_total"], update["moves_ended"]) == (1, 8)
 
     run(scenario)

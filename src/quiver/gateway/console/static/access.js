@@ -94,3 +94,22 @@ export function limitTexts(limits) {
     return `${label}: ${value === 0 ? "no limit" : isBytes ? bytes(value) : count(value)}`;
   });
 }
+
+/**
+ * Return what every page says of nodes that gave up their protection; empty if none did. A node in development mode did
+ * not: only its own machine reaches it.
+ *
+ * @param {Array<{ node: number, security_mode?: string }>} nodes
+ */
+export function insecureText(nodes) {
+  const found = nodes.filter((node) => node.security_mode === "insecure").map((node) => node.node);
+  if (!found.length) return "";
+  if (found.length === 1) return `Node ${found[0]} is insecure (--insecure): whoever reaches its ports may do everything.`;
+  return `Nodes ${found.slice(0, -1).join(", ")} and ${found[found.length - 1]} are insecure (--insecure): whoever reaches their ports may do everything.`;
+}
+
+/** What a cluster without users says of itself, by the protection of the node that serves the page. @type {Record<string, string>} */
+export const OPEN_TEXTS = {
+  development: "This cluster is in development mode: only its own machine reaches it, and it does not ask who its callers are. Users, grants and quotas of users wait for a secure cluster.",
+  insecure: "This cluster does not ask who its callers are (--insecure), whichever machine they are on. Users, grants and quotas of users wait for a secure cluster.",
+};

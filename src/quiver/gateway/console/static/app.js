@@ -1,5 +1,6 @@
 /** The console: its frame, the menu, and which page is shown. */
 
+import { insecureText } from "./access.js";
 import { html, render, useEffect, useState } from "./dom.js";
 import { AccessPage } from "./page-access.js";
 import { ClusterPage } from "./page-cluster.js";
@@ -36,6 +37,7 @@ function App() {
     <a class="skip" href="#page" onClick=${(/** @type {Event} */ event) => { event.preventDefault(); document.getElementById("page")?.focus(); }}>Skip to the page</a>
     <${Header} route=${route} />
     <${PlaceNote} />
+    <${InsecureNote} />
     <main id="page" tabindex="-1">${who.state === "unknown" ? html`<p class="loading">Connecting…</p>` : html`<${Page} route=${route} />`}</main>
     <${Messages} />
   `;
@@ -91,6 +93,12 @@ function PlaceNote() {
   }
   const level = now.state === "connected" ? "warning" : "critical";
   return html`<p class=${`note ${level} place`} role="alert" data-place=${now.state}>${now.note}</p>`;
+}
+
+/** Says on every page which nodes gave up their protection. */
+function InsecureNote() {
+  const text = insecureText(useStore(update)?.nodes ?? []);
+  return text ? html`<p class="note warning place" role="note">${text}</p>` : null;
 }
 
 /** @param {{ error: string }} properties */

@@ -1,5 +1,6 @@
 /** Who may do what: users and their tokens, roles, grants, quotas. For administrators. */
 
+import { OPEN_TEXTS } from "./access.js";
 import { GrantTable, QuotasTab, TestTab } from "./access-grants.js";
 import { TokenTable, UserPage, UserState } from "./access-user.js";
 import { html, useLoaded, useState } from "./dom.js";
@@ -15,7 +16,7 @@ const REFRESH_MS = 5000;
 export function AccessPage({ tab, name }) {
   const now = useStore(update);
   return html`<h1>Access</h1>
-    ${now && now.security_mode !== "secure" && html`<p class="note warning">This cluster does not ask who its callers are (security.mode is ${now.security_mode}): everybody may do everything, and users, grants and quotas of users wait for a secure cluster.</p>`}
+    ${now && OPEN_TEXTS[now.security_mode] && html`<p class=${`note ${now.security_mode === "insecure" ? "warning" : "info"}`}>${OPEN_TEXTS[now.security_mode]}</p>`}
     <nav class="tabs" aria-label="Views of access"><ul>
       ${TABS.map(([path, title]) => html`<li><a href=${`#/access/${path}`} aria-current=${tab === path ? "page" : undefined}>${title}</a></li>`)}
     </ul></nav>

@@ -3,8 +3,9 @@
 import { Chart } from "./chart.js";
 import { html, useLoaded, useState } from "./dom.js";
 import { bytes, count, duration, explainEvent, percent, time } from "./format.js";
+import { tellMoves } from "./moves.js";
 import { EventList, NodeState, nodeLines } from "./page-overview.js";
-import { api, events, history, update } from "./state.js";
+import { api, events, history, movesStart, update } from "./state.js";
 import { useStore } from "./store.js";
 import { Badge, Card, Dialog, ErrorNote, Field, Form, LongTable, NoPage, Table, TypedConfirmation, tell } from "./ui.js";
 
@@ -112,9 +113,7 @@ function Managers() {
 
 /** @param {{ now: import("./state.js").Update }} properties */
 function MovesTab({ now }) {
-  const [most, setMost] = useState(0);
-  if (now.moves_total > most) setMost(now.moves_total);
-  if (!now.moves_total && most) setMost(0);
+  const start = useStore(movesStart);
   /** @type {import("./ui.js").Column[]} */
   const columns = [
     { title: "Partition", cell: (row) => html`<a href=${`#/cluster/explain/${encodeURIComponent(row.topic)}/${row.partition}`}>${row.topic}/${row.partition}</a>` },
@@ -125,7 +124,7 @@ function MovesTab({ now }) {
   ];
   return html`<${Card} title="Moves and rebuilds">
     ${now.is_rebalancing && html`<p class="note info">A rebalance is in progress.</p>`}
-    ${now.moves_total > 0 && html`<p><progress max=${most} value=${most - now.moves_total} aria-label="moves done"></progress> ${count(now.moves_total)} of ${count(most)} left</p>`}
+    ${tellMoves(start, now).map((sentence) => html`<p>${sentence}</p>`)}
     <${Table} label="Moves" columns=${columns} rows=${now.moves} rowKey=${(/** @type {any} */ row) => `${row.topic}/${row.partition}/${row.target}`} empty="no replica is on its way" />
   <//>`;
 }

@@ -3,6 +3,7 @@
 import { Api } from "./api.js";
 import { History } from "./history.js";
 import { follow } from "./live.js";
+import { countFrom } from "./moves.js";
 import { Store } from "./store.js";
 
 /**
@@ -22,6 +23,9 @@ import { Store } from "./store.js";
  * @property {number} [replicas]
  * @property {number} [log_bytes]
  * @property {string} [problem]
+ * @property {string} [security_mode]
+ * @property {number} [rebuild_replicas]
+ * @property {number} [rebuild_bytes]
  * @property {Array<number | null>} [values]
  */
 /**
@@ -45,6 +49,7 @@ import { Store } from "./store.js";
  * @property {boolean} is_rebalancing
  * @property {Array<{ topic: string, partition: number, source: number | null, target: number, state: string, begun_ms: number }>} moves
  * @property {number} moves_total
+ * @property {number} moves_ended
  * @property {Event_[]} events
  */
 /** @typedef {{ id: number, time_ms: number, kind: string, text: string, level?: string }} Event_ */
@@ -57,6 +62,8 @@ export const history = new History();
 
 /** @type {Store<Update | null>} */
 export const update = new Store(/** @type {Update | null} */ (null));
+/** @type {Store<import("./moves.js").MovesStart | null>} */
+export const movesStart = new Store(/** @type {import("./moves.js").MovesStart | null} */ (null));
 /** @type {Store<Event_[]>} newest first */
 export const events = new Store(/** @type {Event_[]} */ ([]));
 /** @type {Store<import("./api.js").Place>} */
@@ -118,6 +125,7 @@ function handleEvent(name, value) {
     history.add(value);
     api.learn(value.nodes.map((/** @type {ConsoleNode} */ node) => node.http_address).filter(Boolean));
     mergeEvents(value.events);
+    movesStart.set(countFrom(movesStart.value, value));
     update.set(value);
   }
 }
