@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { keep, mergeRanges, parseJson, toNextQuery, toQuery } from "../../../src/quiver/gateway/console/static/browse.js";
+import { WrittenNumber, keep, keepNumber, mergeRanges, parseJson, toNextQuery, toQuery } from "../../../src/quiver/gateway/console/static/browse.js";
 import { Columns, HISTORY_MS, History, POINTS_MAX } from "../../../src/quiver/gateway/console/static/history.js";
 import { EventParser } from "../../../src/quiver/gateway/console/static/live.js";
 import { placement, skew } from "../../../src/quiver/gateway/console/static/partitions.js";
@@ -100,10 +100,25 @@ test("every partition is read on from its own position, and one that failed begi
 });
 
 test("JSON is recognized, and text that looks like it is text", () => {
-  assert.deepEqual(parseJson('{"a":1}'), { value: { a: 1 } });
+  assert.deepEqual(parseJson('{"a":1}'), { value: { a: 1 }, rounded: "" });
   assert.equal(parseJson("{not json}"), null);
   assert.equal(parseJson("plain"), null);
   assert.equal(parseJson(null), null);
+});
+
+test("a number that JavaScript rounds is kept as it is written, or named where a browser cannot do that", () => {
+  assert.deepEqual(keepNumber("id", 12345678901234567000, { source: "12345678901234567890" }), new WrittenNumber("12345678901234567890"));
+  assert.deepEqual(keepNumber("price", 1, { source: "1.0" }), new WrittenNumber("1.0"));
+  assert.equal(keepNumber("id", 7, { source: "7" }), 7);
+  assert.equal(keepNumber("id", "7", {}), "7");
+  assert.equal(keepNumber("id", 7), 7);
+  const rounded = (text) => parseJson(text, false).rounded;
+  assert.equal(rounded('{"id": 12345678901234567890}'), "12345678901234567890");
+  assert.equal(rounded('["1e999", -9007199254740993]'), "-9007199254740993");
+  assert.equal(rounded("[1e999]"), "1e999");
+  assert.equal(rounded("0.12345678901234567890"), "0.12345678901234567890");
+  const exact = '{"12345678901234567890": "\\"12345678901234567890", "a": [9007199254740992, 1.0, -0.0, 0, 1E3, 0.1, 100000000000000000000, 5e-324]}';
+  assert.equal(rounded(exact), "");
 });
 
 test("a partition's replicas lead, are in sync, catch up, or are not known", () => {

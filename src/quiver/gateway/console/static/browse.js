@@ -77,15 +77,67 @@ export function keep(known, more, max = KEPT_MAX) {
   return fresh.length ? [...known, ...fresh].slice(-max) : known;
 }
 
+/** A number of a JSON text that is shown as it is written there. */
+export class WrittenNumber {
+  /** @param {string} text */
+  constructor(text) {
+    this.text = text;
+  }
+}
+
 /**
- * @param {string | null | undefined} text
- * @returns {{ value: unknown } | null}
+ * Keep a number as it is written where JavaScript writes it otherwise; it rounds what has more than 15 digits.
+ *
+ * @param {string} _
+ * @param {unknown} value
+ * @param {{ source?: string }} [context]
  */
-export function parseJson(text) {
+export function keepNumber(_, value, context) {
+  const source = context?.source;
+  return typeof value === "number" && source !== undefined && source !== JSON.stringify(value) ? new WrittenNumber(source) : value;
+}
+
+/** Whether this browser says how a number is written, as current ones do. */
+const KNOWS_SOURCE = parseWritten("1.0") instanceof WrittenNumber;
+
+/** @param {string} text */
+function parseWritten(text) {
+  return JSON.parse(text, /** @type {any} */ (keepNumber));
+}
+
+/**
+ * Return the value of a JSON text, or null if it is none. `rounded` is the first number that the value does not have as
+ * it is written; empty: there is none.
+ *
+ * @param {string | null | undefined} text
+ * @param {boolean} [knowsSource]
+ * @returns {{ value: unknown, rounded: string } | null}
+ */
+export function parseJson(text, knowsSource = KNOWS_SOURCE) {
   if (!text || !/^\s*[[{"\d\-tfn]/.test(text)) return null;
   try {
-    return { value: JSON.parse(text) };
+    return knowsSource ? { value: parseWritten(text), rounded: "" } : { value: JSON.parse(text), rounded: findRounded(text) };
   } catch {
     return null;
   }
+}
+
+/** @param {string} text */
+function findRounded(text) {
+  for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g)) {
+    if (!token.startsWith('"') && normalize(token) !== normalize(String(Number(token)))) return token;
+  }
+  return "";
+}
+
+/**
+ * Return a number without its sign as its digits and exponent, the same for all ways to write it.
+ *
+ * @param {string} number
+ */
+function normalize(number) {
+  const [, whole = number, fraction = "", exponent = "0"] = /^-?(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?$/i.exec(number) ?? [];
+  const digits = `${whole}${fraction}`.replace(/^0+/, "");
+  const kept = digits.replace(/0+$/, "");
+  return kept && `${kept} ${Number(exponent) - fraction.length + digits.length - kept.length}`;
 }

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
 import { withQuery } from "./api.js";
-import { keep, mergeRanges, parseJson, toNextQuery, toQuery } from "./browse.js";
+import { WrittenNumber, keep, mergeRanges, parseJson, toNextQuery, toQuery } from "./browse.js";
 import { bytes, count, hexDump, time, toBytes } from "./format.js";
 import { api } from "./state.js";
 import { Badge, Check, ErrorNote, Field, LongTable, save } from "./ui.js";
@@ -126,23 +126,25 @@ export function RecordsTab({ topic, partitions }) {
     <${ErrorNote} error=${state.error} />
     ${ranges.filter((range) => range.error).map((range) => html`<p class="note warning">Partition ${range.partition_id}: ${range.error}</p>`)}
     <${LongTable} label="Records" columns=${columns} rows=${records} rowKey=${(/** @type {Shown} */ row) => `${row.partition_id}/${row.offset}`} height=${420} isAtEnd=${isFollowing} />
-    ${chosen && html`<${RecordDetail} record=${chosen} onClose=${() => setChosen(null)} />`}`;
+    ${chosen && html`<${RecordDetail} key=${`${chosen.partition_id}/${chosen.offset}`} record=${chosen} onClose=${() => setChosen(null)} />`}`;
 }
 
 /** @param {{ record: Shown, onClose: () => void }} properties */
 function RecordDetail({ record, onClose }) {
   const parsed = useMemo(() => parseJson(record.message), [record]);
-  const [view, setView] = useState(parsed ? "json" : record.message_b64 === undefined ? "text" : "hex");
+  const isTree = parsed !== null && !parsed.rounded;
+  const [view, setView] = useState(isTree ? "json" : record.message_b64 === undefined ? "text" : "hex");
   const data = useMemo(() => toBytes(record.message, record.message_b64), [record]);
   const headers = Object.entries({ ...record.headers, ...record.headers_b64 });
   return html`<section class="card detail" aria-label=${`Record ${record.partition_id}/${record.offset}`}>
     <header><h2>Partition ${record.partition_id}, offset ${record.offset}</h2><div class="buttons">
-      ${[["text", "Text"], ["json", "JSON"], ["hex", "Bytes"]].map(([name, title]) => html`<button class="quiet" aria-pressed=${view === name} disabled=${name === "json" && !parsed} onClick=${() => setView(name)}>${title}</button>`)}
+      ${[["text", "Text"], ["json", "JSON"], ["hex", "Bytes"]].map(([name, title]) => html`<button class="quiet" aria-pressed=${view === name} disabled=${name === "json" && !isTree} onClick=${() => setView(name)}>${title}</button>`)}
       <button class="quiet" onClick=${onClose} aria-label="Close the record">✕</button>
     </div></header>
     <dl class="facts"><dt>Time</dt><dd>${time(record.timestamp)}</dd><dt>Key</dt><dd>${record.key ?? record.key_b64 ?? "–"}</dd><dt>Size</dt><dd>${bytes(data.length)}</dd>
       ${headers.map(([name, value]) => html`<dt>${name}</dt><dd>${value ?? "null"}</dd>`)}</dl>
-    ${view === "json" && parsed && html`<div class="json"><${JsonTree} value=${parsed.value} name="" depth=${0} /></div>`}
+    ${parsed?.rounded && html`<p class="note info">It is JSON, and shown as text: this browser would round its number ${parsed.rounded}.</p>`}
+    ${view === "json" && isTree && html`<div class="json"><${JsonTree} value=${parsed.value} name="" depth=${0} /></div>`}
     ${view === "text" && html`<pre tabindex="0">${record.message ?? (record.message_b64 === undefined ? "null" : new TextDecoder().decode(data))}</pre>`}
     ${view === "hex" && html`<pre tabindex="0">${hexDump(data)}</pre>`}
   </section>`;
@@ -151,6 +153,7 @@ function RecordDetail({ record, onClose }) {
 /** @param {{ value: unknown, name: string, depth: number }} properties */
 function JsonTree({ value, name, depth }) {
   const label = name ? html`<b>${name}</b>: ` : "";
+  if (value instanceof WrittenNumber) return html`<div>${label}<${Badge} level="plain">${value.text}<//></div>`;
   if (value === null || typeof value !== "object") return html`<div>${label}<${Badge} level="plain">${JSON.stringify(value)}<//></div>`;
   const entries = Object.entries(value);
   const isList = Array.isArray(value);

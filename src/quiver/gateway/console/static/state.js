@@ -1,6 +1,7 @@
 /** What all pages share: the API, the newest update of the stream, and where the page is connected. */
 
 import { Api } from "./api.js";
+import { findGap, mergeEvents } from "./events.js";
 import { History } from "./history.js";
 import { follow } from "./live.js";
 import { countFrom } from "./moves.js";
@@ -52,10 +53,7 @@ import { Store } from "./store.js";
  * @property {number} moves_ended
  * @property {Event_[]} events
  */
-/** @typedef {{ id: number, time_ms: number, kind: string, text: string, level?: string }} Event_ */
-
-/** Events that a page keeps. */
-const EVENTS_MAX = 500;
+/** @typedef {import("./events.js").ConsoleEvent} Event_ */
 
 export const api = new Api({ origin: location.origin, storage: window.sessionStorage });
 export const history = new History();
@@ -80,6 +78,9 @@ api.onUnauthenticated = () => {
 
 /** @type {AbortController | null} */
 let stream = null;
+/** The node whose events are shown. */
+let streamAddress = "";
+let isAskingEvents = false;
 
 /** Find out who the caller is, and start to follow the cluster. */
 export async function begin() {
@@ -120,19 +121,37 @@ export function logout() {
 function handleEvent(name, value) {
   if (name === "history") {
     history.load(value);
+    streamAddress = api.address;
     events.set([...value.events].reverse());
   } else if (name === "update") {
     history.add(value);
     api.learn(value.nodes.map((/** @type {ConsoleNode} */ node) => node.http_address).filter(Boolean));
-    mergeEvents(value.events);
+    takeEvents(value.events);
     movesStart.set(countFrom(movesStart.value, value));
     update.set(value);
   }
 }
 
-/** @param {Event_[]} newest */
-function mergeEvents(newest) {
-  const known = new Set(events.value.map((event) => `${event.id} ${event.time_ms}`));
-  const fresh = newest.filter((event) => !known.has(`${event.id} ${event.time_ms}`));
-  if (fresh.length) events.set([...fresh.reverse(), ...events.value].slice(0, EVENTS_MAX));
+/**
+ * Take the newest events of an update; those in between are asked for first. If that fails, the next update finds the
+ * same gap. Events of another node have other numbers.
+ *
+ * @param {Event_[]} newest
+ */
+async function takeEvents(newest) {
+  const last = findGap(events.value, newest);
+  const address = streamAddress;
+  if (last === null || api.address !== address) {
+    events.set(mergeEvents(events.value, newest));
+  } else if (!isAskingEvents) {
+    isAskingEvents = true;
+    try {
+      const { events: missing } = await api.get("/cluster/events", { after: last });
+      if (api.address === address && streamAddress === address) events.set(mergeEvents(events.value, missing));
+    } catch {
+      // The next update tries it again.
+    } finally {
+      isAskingEvents = false;
+    }
+  }
 }
