@@ -1,4 +1,4 @@
-/** What is asked of records, and which of them are kept. Pure. */
+/** What is asked of records, which of them are kept, and how a JSON text is read. Pure but for the reader's own state. */
 
 /** Records that a page keeps; while it follows, the oldest make room. */
 export const KEPT_MAX = 10_000;
@@ -75,6 +75,100 @@ export function keep(known, more, max = KEPT_MAX) {
   const seen = new Set(known.map((one) => `${one.partition_id}/${one.offset}`));
   const fresh = more.filter((one) => !seen.has(`${one.partition_id}/${one.offset}`));
   return fresh.length ? [...known, ...fresh].slice(-max) : known;
+}
+
+/**
+ * Reads records of a topic: a look replaces what was read before, and each partition is read on from where it was left.
+ * What was asked for before the newest look is not taken: its positions are not those of the look.
+ */
+export class RecordReader {
+  /** @param {(query: Record<string, unknown>) => Promise<any>} ask */
+  constructor(ask) {
+    this.ask = ask;
+    /** @type {Shown[]} */
+    this.records = [];
+    /** @type {Range[]} */
+    this.ranges = [];
+    /** What was looked for: to read on is to look for the same. @type {Parameters<typeof toQuery>[0] | null} */
+    this.form = null;
+    /** @type {Map<number, number>} */
+    this.positions = new Map();
+    /** Changes when a look begins and when it is taken. */
+    this.generation = 0;
+  }
+
+  /** Records of the partitions that can be read, beyond those that were. */
+  get behind() {
+    return this.ranges.reduce((sum, range) => sum + this.behindOf(range), 0);
+  }
+
+  /** @param {Range} range */
+  behindOf(range) {
+    return range.error ? 0 : Math.max(0, range.end_offset - (this.positions.get(range.partition_id) ?? 0));
+  }
+
+  /**
+   * Read what a form says; return how many records were looked at, or null if a later look has begun.
+   *
+   * @param {Parameters<typeof toQuery>[0]} form
+   * @returns {Promise<number | null>}
+   */
+  async look(form) {
+    const generation = (this.generation += 1);
+    const answer = await this.ask(toQuery(form));
+    if (generation !== this.generation) return null;
+    this.generation += 1;
+    this.form = form;
+    this.positions = new Map();
+    this.records = [];
+    this.ranges = answer.partitions;
+    this.take(answer);
+    return answer.scanned;
+  }
+
+  /**
+   * Read all partitions on, those that are not at their end again, `turnsMax` times at most; return whether a look
+   * replaced it.
+   *
+   * @param {number} [turnsMax]
+   */
+  async readOn(turnsMax = 1) {
+    const generation = this.generation;
+    let ranges = this.ranges;
+    for (let turn = 0; turn < turnsMax && ranges.length; turn += 1) {
+      for (const range of ranges) {
+        const answer = await this.readPartition(range);
+        if (generation !== this.generation) return true;
+        this.take(answer);
+      }
+      ranges = this.ranges.filter((range) => this.behindOf(range) > 0);
+    }
+    return false;
+  }
+
+  /** @param {Range} range */
+  async readPartition(range) {
+    const partition = range.partition_id;
+    const form = /** @type {Parameters<typeof toQuery>[0]} */ (this.form);
+    try {
+      return await this.ask(toNextQuery(form, partition, this.positions.get(partition)));
+    } catch (error) {
+      const { code, message } = /** @type {import("./api.js").ApiError} */ (error);
+      if (code === "unreachable") throw error;
+      // Without an offset, what is newest is still there.
+      return { records: [], partitions: [{ ...range, error: message, isTrimmed: code === "trimmed" }] };
+    }
+  }
+
+  /** @param {{ records: Shown[], partitions: Array<Range & { isTrimmed?: boolean }> }} answer */
+  take(answer) {
+    this.records = keep(this.records, answer.records);
+    this.ranges = mergeRanges(this.ranges, answer.partitions);
+    for (const range of answer.partitions) {
+      if (range.isTrimmed) this.positions.delete(range.partition_id);
+      else if (!range.error) this.positions.set(range.partition_id, range.next_offset);
+    }
+  }
 }
 
 /** A number of a JSON text that is shown as it is written there. */

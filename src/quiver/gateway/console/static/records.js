@@ -1,13 +1,17 @@
 /** Records of a topic: by offset, time or key, searched, followed live, as text, JSON or bytes, and as files. */
 
-import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
+import { html, useEffect, useMemo, useState } from "./dom.js";
 import { withQuery } from "./api.js";
-import { WrittenNumber, keep, mergeRanges, parseJson, toNextQuery, toQuery } from "./browse.js";
+import { RecordReader, WrittenNumber, parseJson, toQuery } from "./browse.js";
 import { bytes, count, hexDump, time, toBytes } from "./format.js";
 import { api } from "./state.js";
 import { Badge, Check, ErrorNote, Field, LongTable, save } from "./ui.js";
 
 const FOLLOW_MS = 1000;
+/** How often a partition that does not end is read on before the page is drawn again. */
+const FOLLOW_TURNS_MAX = 10;
+/** Most records in a file: as many as the API returns at once. */
+const FILE_MAX = 10_000;
 /** @typedef {import("./browse.js").Shown} Shown */
 /** @typedef {import("./browse.js").Range} Range */
 
@@ -24,46 +28,32 @@ function preview(record) {
 /** @param {{ topic: string, partitions: number }} properties */
 export function RecordsTab({ topic, partitions }) {
   const [form, setForm] = useState({ partition: "", start: "latest", at: "", key: "", search: "", max: "100" });
-  const [records, setRecords] = useState(/** @type {Shown[]} */ ([]));
-  const [ranges, setRanges] = useState(/** @type {Range[]} */ ([]));
+  const [{ records, ranges, behind }, setShown] = useState({ records: /** @type {Shown[]} */ ([]), ranges: /** @type {Range[]} */ ([]), behind: 0 });
   const [state, setState] = useState({ isBusy: false, error: /** @type {Error | null} */ (null), scanned: 0 });
   const [isFollowing, setIsFollowing] = useState(false);
   const [chosen, setChosen] = useState(/** @type {Shown | null} */ (null));
   const [format, setFormat] = useState("jsonl");
   const path = `/topics/${encodeURIComponent(topic)}/records`;
-  /** What was read last: to read on is to look for the same. */
-  const asked = useRef(form);
-  const positions = useRef(/** @type {Map<number, number>} */ (new Map()));
+  const reader = useMemo(() => new RecordReader((query) => api.get(path, query)), [path]);
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setForm((/** @type {any} */ old) => ({ ...old, [name]: value }));
 
-  const take = (/** @type {any} */ answer, /** @type {boolean} */ isMore) => {
-    setRecords((/** @type {Shown[]} */ old) => keep(isMore ? old : [], answer.records));
-    for (const range of answer.partitions) if (!range.error) positions.current.set(range.partition_id, range.next_offset);
-    setRanges((/** @type {Range[]} */ old) => (isMore ? mergeRanges(old, answer.partitions) : answer.partitions));
-  };
+  const show = () => setShown({ records: reader.records, ranges: reader.ranges, behind: reader.behind });
   const read = async () => {
     setState({ isBusy: true, error: null, scanned: 0 });
     try {
-      asked.current = form;
-      const answer = await api.get(path, toQuery(form));
-      positions.current = new Map();
-      take(answer, false);
-      setState({ isBusy: false, error: null, scanned: answer.scanned });
+      const scanned = await reader.look(form);
+      if (scanned === null) return;
+      show();
+      setState({ isBusy: false, error: null, scanned });
     } catch (error) {
       setState({ isBusy: false, error: /** @type {Error} */ (error), scanned: 0 });
     }
   };
-  const readNext = async () => {
-    for (const range of ranges) {
-      const partition = range.partition_id;
-      try {
-        take(await api.get(path, toNextQuery(asked.current, partition, positions.current.get(partition))), true);
-      } catch (error) {
-        const { code, message } = /** @type {import("./api.js").ApiError} */ (error);
-        if (code === "unreachable") throw error;
-        if (code === "trimmed") positions.current.delete(partition); // what is newest is still there
-        take({ records: [], partitions: [{ ...range, error: message }] }, true);
-      }
+  const readOn = async (/** @type {number} */ turnsMax) => {
+    try {
+      await reader.readOn(turnsMax);
+    } finally {
+      show();
     }
   };
   useEffect(() => void read(), [topic]);
@@ -74,7 +64,7 @@ export function RecordsTab({ topic, partitions }) {
     let timer;
     const turn = async () => {
       try {
-        if (!document.hidden) await readNext();
+        if (!document.hidden) await readOn(FOLLOW_TURNS_MAX);
         if (isShown) setState((/** @type {any} */ old) => ({ ...old, error: null }));
       } catch (error) {
         if (isShown) setState((/** @type {any} */ old) => ({ ...old, error }));
@@ -86,10 +76,10 @@ export function RecordsTab({ topic, partitions }) {
       isShown = false;
       clearTimeout(timer);
     };
-  }, [isFollowing, topic, ranges.map((range) => range.partition_id).join()]);
+  }, [isFollowing, reader]);
   const download = async () => {
     try {
-      const response = await api.send("GET", withQuery(path, { ...toQuery({ ...form, max: "10000" }), format }));
+      const response = await api.send("GET", withQuery(path, { ...toQuery({ ...form, max: String(FILE_MAX) }), format }));
       save(await response.blob(), `${topic}.${format}`);
     } catch (error) {
       setState({ isBusy: false, error: /** @type {Error} */ (error), scanned: 0 });
@@ -105,7 +95,6 @@ export function RecordsTab({ topic, partitions }) {
   ], []);
   /** @type {Array<[string, string]>} */
   const choices = [["", "all"], ...Array.from({ length: partitions }, (_, at) => /** @type {[string, string]} */ ([String(at), String(at)]))];
-  const hasMore = ranges.some((range) => !range.error && (positions.current.get(range.partition_id) ?? 0) < range.end_offset);
   return html`<form class="filters" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); read(); }}>
       <${Field} label="Partition" value=${form.partition} onInput=${set("partition")} options=${choices} />
       <${Field} label="From" value=${form.start} onInput=${set("start")} options=${[["latest", "the newest"], ["earliest", "the oldest"], ["offset", "offset"], ["time", "time"]]} />
@@ -118,10 +107,11 @@ export function RecordsTab({ topic, partitions }) {
     </form>
     <div class="filters">
       <${Check} label="Follow live" value=${isFollowing} onInput=${setIsFollowing} />
-      <p role="status">${count(records.length)} records${form.search || form.key ? `, ${count(state.scanned)} looked at` : ""}</p>
-      ${hasMore && !isFollowing && html`<button onClick=${() => readNext().catch((error) => setState({ isBusy: false, error, scanned: 0 }))}>Read on</button>`}
+      <p role="status">${count(records.length)} records${form.search || form.key ? `, ${count(state.scanned)} looked at` : ""}${isFollowing && behind ? `, ${count(behind)} behind the end` : ""}</p>
+      ${behind > 0 && !isFollowing && html`<button onClick=${() => readOn(1).catch((error) => setState({ isBusy: false, error, scanned: 0 }))}>Read on</button>`}
       <${Field} label="Download as" value=${format} onInput=${setFormat} options=${[["jsonl", "JSON lines"], ["csv", "CSV"], ["arrow", "Arrow"], ["parquet", "Parquet"]]} />
-      <div class="buttons"><button onClick=${download}>Download</button></div>
+      <div class="buttons"><button onClick=${download} aria-describedby="download-limit">Download</button></div>
+      <p id="download-limit">up to ${count(FILE_MAX)} records, whatever “At most” says</p>
     </div>
     <${ErrorNote} error=${state.error} />
     ${ranges.filter((range) => range.error).map((range) => html`<p class="note warning">Partition ${range.partition_id}: ${range.error}</p>`)}
