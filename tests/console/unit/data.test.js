@@ -2,10 +2,12 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { WrittenNumber, keep, keepNumber, mergeRanges, parseJson, toNextQuery, toQuery } from "../../../src/quiver/gateway/console/static/browse.js";
-import { Columns, HISTORY_MS, History, POINTS_MAX } from "../../../src/quiver/gateway/console/static/history.js";
+import { Columns, HISTORY_MS, History, POINTS_MAX, Steps } from "../../../src/quiver/gateway/console/static/history.js";
 import { EventParser } from "../../../src/quiver/gateway/console/static/live.js";
 import { placement, skew } from "../../../src/quiver/gateway/console/static/partitions.js";
 import { refreshMs, sortRows, visibleRows } from "../../../src/quiver/gateway/console/static/ui.js";
+
+const rounded = (values) => values.map((value) => value && Math.round(value * 1000) / 1000);
 
 test("events are found wherever the stream is cut, and comments are none", () => {
   const bytes = new TextEncoder().encode(': waiting\n\nevent: update\ndata: {"a":"é"}\n\nevent: x\ndata: 1\n\n');
@@ -39,8 +41,9 @@ test("the first update is drawn, also when a node was measured in the interval t
   const series = ["in_records", "cpu", "memory_bytes"];
   history.load({ series, cluster: [[5000, [2, 0.5, 9], []]], nodes: { 1: [[4000, [1, 0.5, 9]], [5500, [1, 0.9, 9]]], 2: [[4900, [1, 0.7, 9]]] } });
   history.add({ time_ms: 6000, series, sample: [3, 1, 1], lags: [], nodes: [{ node: 1, values: [1, 0.1, 8] }, { node: 2, values: [2, 0.2, 8] }] });
-  assert.deepEqual(history.cpu.column("node 1"), [0.5, 0.1]);
-  assert.deepEqual(history.cpu.column("node 2"), [0.7, 0.2]);
+  assert.deepEqual(history.memory.column("node 1"), [9, 8]);
+  assert.deepEqual(rounded(history.cpu.column("node 1")), [0.5, 0.42]);
+  assert.deepEqual(rounded(history.cpu.column("node 2")), [0.7, 0.6]);
 });
 
 test("the history of the node comes before the updates", () => {
@@ -48,9 +51,36 @@ test("the history of the node comes before the updates", () => {
   const series = ["in_records", "cpu", "memory_bytes"];
   history.load({ series, cluster: [[5000, [1, 2, 3], [["c", "t", 7]]], [10_000, [2, 2, 3], []]], nodes: { 1: [[4000, [1, 0.5, 9]]], 2: [[4900, [1, 0.7, 9]]] } });
   history.add({ time_ms: 11_000, series, sample: [5, 1, 1], lags: [["c", "t", 9]], nodes: [{ node: 1, values: [1, 0.1, 8] }, { node: 2 }] });
-  assert.deepEqual(history.cluster.column("in_records"), [1, 2, 5]);
+  assert.deepEqual(history.cluster.column("in_records"), [1, 2, 2.6]);
   assert.deepEqual(history.lags.column("c · t"), [7, null, 9]);
   assert.deepEqual(history.cpu.column("node 2"), [0.7, null]);
+});
+
+test("updates are averaged over the steps of the history: a page that is opened sees no spike", () => {
+  const history = new History();
+  const series = ["in_records", "elections", "under_replicated"];
+  const update = (timeMs, sample) => history.add({ time_ms: timeMs, series, sample, lags: [], nodes: [] });
+  history.load({ series, cluster: [[5000, [100, 0, 0], []], [10_000, [100, 2, 0], []]], nodes: {} });
+  // 500 records arrive in a batch every five seconds; the first update cannot know a rate, and the history is old.
+  const shown = [];
+  for (let at = 0; at < 20; at += 1) {
+    update(17_000 + at * 1000, [at === 0 ? null : at % 5 === 4 ? 500 : 0, at === 2 || at === 3 ? 1 : 0, at === 19 ? 3 : 0]);
+    shown.push(history.cluster.last("in_records"));
+  }
+  assert.ok(Math.max(...shown) <= 200, `no spike: ${shown}`);
+  assert.deepEqual(shown.slice(5), Array(15).fill(100));
+  assert.deepEqual(history.cluster.times, [5, 10, 20, 25, 30, 35, 36], "a point each step, and one of now");
+  assert.deepEqual(history.cluster.column("elections"), [0, 2, 2, 0, 0, 0, 0], "each is counted once");
+  assert.equal(history.cluster.last("under_replicated"), 3, "what is counted now is not averaged");
+});
+
+test("a value that is gone is no longer shown after a step", () => {
+  const steps = new Steps(new Columns(), () => true);
+  steps.add(1000, { a: 4 });
+  for (let at = 2; at < 6; at += 1) steps.add(at * 1000, { a: null });
+  assert.equal(steps.columns.last("a"), 4);
+  steps.add(6000, { a: null });
+  assert.equal(steps.columns.last("a"), null);
 });
 
 test("only visible rows are drawn, however many there are", () => {
@@ -112,13 +142,13 @@ test("a number that JavaScript rounds is kept as it is written, or named where a
   assert.equal(keepNumber("id", 7, { source: "7" }), 7);
   assert.equal(keepNumber("id", "7", {}), "7");
   assert.equal(keepNumber("id", 7), 7);
-  const rounded = (text) => parseJson(text, false).rounded;
-  assert.equal(rounded('{"id": 12345678901234567890}'), "12345678901234567890");
-  assert.equal(rounded('["1e999", -9007199254740993]'), "-9007199254740993");
-  assert.equal(rounded("[1e999]"), "1e999");
-  assert.equal(rounded("0.12345678901234567890"), "0.12345678901234567890");
+  const roundedIn = (text) => parseJson(text, false).rounded;
+  assert.equal(roundedIn('{"id": 12345678901234567890}'), "12345678901234567890");
+  assert.equal(roundedIn('["1e999", -9007199254740993]'), "-9007199254740993");
+  assert.equal(roundedIn("[1e999]"), "1e999");
+  assert.equal(roundedIn("0.12345678901234567890"), "0.12345678901234567890");
   const exact = '{"12345678901234567890": "\\"12345678901234567890", "a": [9007199254740992, 1.0, -0.0, 0, 1E3, 0.1, 100000000000000000000, 5e-324]}';
-  assert.equal(rounded(exact), "");
+  assert.equal(roundedIn(exact), "");
 });
 
 test("a partition's replicas lead, are in sync, catch up, or are not known", () => {

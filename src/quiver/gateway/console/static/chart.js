@@ -15,20 +15,24 @@ function colour(property) {
 /** Distances between the lines of a scale of bytes: powers of two, so that labels are whole. */
 const BYTE_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
+/** The same for a scale of things that are counted: there are no halves of them. */
+const COUNT_STEPS = Array.from({ length: 36 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
+
 /** Width of the labels of a scale, in pixels: "1000.0 KiB/s" fits. */
 const SCALE_PX = 86;
 
 /**
  * @typedef {{ name: string, label: string }} Line
- * @param {{ title: string, columns: import("./history.js").Columns, lines: Line[], format: (value: number | null) => string, version: unknown, least?: number, isBytes?: boolean }} properties `least` is the least upper end of the scale
+ * @param {{ title: string, columns: import("./history.js").Columns, lines: Line[], format: (value: number | null) => string, version: unknown, least?: number, isBytes?: boolean, isCount?: boolean }} properties `least` is the least upper end of the scale
  */
-export function Chart({ title, columns, lines, format, version, least = 1, isBytes = false }) {
+export function Chart({ title, columns, lines, format, version, least = 1, isBytes = false, isCount = false }) {
   const holder = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {any} */ (null));
+  const steps = isBytes ? BYTE_STEPS : isCount ? COUNT_STEPS : null;
   const shape = lines.map((line) => line.label).join("\n");
   useEffect(() => {
     const element = /** @type {HTMLDivElement} */ (holder.current);
-    plot.current = new uPlot(makeOptions(element, lines, format, least, isBytes), makeData(columns, lines), element);
+    plot.current = new uPlot(makeOptions(element, lines, format, least, steps), makeData(columns, lines), element);
     const observer = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: 150 }));
     observer.observe(element);
     return () => {
@@ -63,9 +67,9 @@ function makeData(columns, lines) {
  * @param {Line[]} lines
  * @param {(value: number | null) => string} format
  * @param {number} least
- * @param {boolean} isBytes
+ * @param {number[] | null} steps
  */
-function makeOptions(element, lines, format, least, isBytes) {
+function makeOptions(element, lines, format, least, steps) {
   const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   return {
     width: Math.max(200, element.clientWidth),
@@ -78,7 +82,7 @@ function makeOptions(element, lines, format, least, isBytes) {
     },
     axes: [
       { ...axis, size: 24, values: (/** @type {unknown} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => new Date(tick * 1000).toTimeString().slice(0, 5)) },
-      { ...axis, size: SCALE_PX, ...(isBytes ? { incrs: BYTE_STEPS } : {}), values: (/** @type {unknown} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => format(tick)) },
+      { ...axis, size: SCALE_PX, ...(steps ? { incrs: steps } : {}), values: (/** @type {unknown} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => format(tick)) },
     ],
     series: [{}, ...lines.map((line, at) => ({ label: line.label, stroke: () => colour(COLOURS[at % COLOURS.length]), width: 1.5, points: { show: false }, spanGaps: true }))],
   };

@@ -136,7 +136,7 @@ function EventsTab({ now }) {
   /** @type {Array<[string, string]>} */
   const kinds = [["", "all"], ...[...new Set(all.map((event) => event.kind))].sort().map((one) => /** @type {[string, string]} */ ([one, one]))];
   const shown = all.filter((event) => !kind || event.kind === kind);
-  return html`<div class="charts wide"><${Chart} title="Elections" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value)} lines=${[{ name: "elections", label: "won" }]} /></div>
+  return html`<div class="charts wide"><${Chart} title="Elections" isCount columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value)} lines=${[{ name: "elections", label: "won" }]} /></div>
     <${Card} title="Events" actions=${html`<${Field} label="Kind" value=${kind} onInput=${setKind} options=${kinds} />`}>
       <p>What node ${now.served_by} has seen since it started, newest first.</p>
       <${EventList} events=${shown} />

@@ -22,7 +22,7 @@ function LagChart({ title = "Greatest lags", of = "" }) {
   const now = useStore(update);
   const names = [...history.lags.values.keys()].filter((name) => !of || name.startsWith(`${of} · `)).sort((one, other) => (history.lags.last(other) ?? 0) - (history.lags.last(one) ?? 0)).slice(0, 6);
   if (!now || !names.length) return null;
-  return html`<div class="charts wide"><${Chart} title=${title} columns=${history.lags} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${names.map((name) => ({ name, label: name }))} /></div>`;
+  return html`<div class="charts wide"><${Chart} title=${title} isCount columns=${history.lags} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${names.map((name) => ({ name, label: name }))} /></div>`;
 }
 
 /** @type {Record<string, string>} */

@@ -24,8 +24,8 @@ export function OverviewPage() {
       <${Chart} title="Records" columns=${history.cluster} version=${now.time_ms} format=${perSecond} lines=${[{ name: "in_records", label: "in" }, { name: "out_records", label: "out" }]} />
       <${Chart} title="Bytes" isBytes columns=${history.cluster} version=${now.time_ms} format=${bytesPerSecond} lines=${[{ name: "in_bytes", label: "in" }, { name: "out_bytes", label: "out" }]} />
       <${Chart} title="Time to commit" columns=${history.cluster} version=${now.time_ms} format=${milliseconds} lines=${[{ name: "produce_p50_ms", label: "p50" }, { name: "produce_p99_ms", label: "p99" }]} />
-      <${Chart} title="Lag of consumers" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "lag_records", label: "records" }]} />
-      <${Chart} title="Unhealthy partitions" columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "under_replicated", label: "under-replicated" }, { name: "leaderless", label: "without leader" }]} />
+      <${Chart} title="Lag of consumers" isCount columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "lag_records", label: "records" }]} />
+      <${Chart} title="Unhealthy partitions" isCount columns=${history.cluster} version=${now.time_ms} format=${(/** @type {number | null} */ value) => count(value, true)} lines=${[{ name: "under_replicated", label: "under-replicated" }, { name: "leaderless", label: "without leader" }]} />
       <${Chart} title="CPU" columns=${history.cpu} version=${now.time_ms} format=${percent} least=${0.05} lines=${nodeLines(now)} />
     </div>
     <${Nodes} now=${now} />
