@@ -30,6 +30,7 @@ test("what is in progress is told without a total that nobody knows", () => {
     { node: 2, state: "draining", replicas: 1 },
     { node: 3, state: "draining" },
     { node: 4, state: "alive", rebuild_replicas: 2, rebuild_bytes: 1536 },
+    { node: 5, state: "alive", rebuild_replicas: 1, rebuild_bytes: 0 },
   ];
   assert.deepEqual(tellMoves(start, moving({ moves_ended: 10, nodes })), [
     "Node 2 is being drained: 1 replica left on it.",

@@ -35,7 +35,7 @@ export function tellMoves(start, now) {
   return [
     ...(isMoving ? [`${moves(now.moves_total)} in progress${start ? `, ${count(ended)} ended since ${clock(start.timeMs).slice(0, 5)}` : ""}.`] : []),
     ...now.nodes.filter((node) => node.state === "draining").map((node) => `Node ${node.node} is being drained: ${replicas(node.replicas)} left on it.`),
-    ...now.nodes.filter((node) => node.rebuild_replicas).map((node) => `Node ${node.node} still gets about ${bytes(Math.round(node.rebuild_bytes ?? 0))} for ${replicas(node.rebuild_replicas)}.`),
+    ...now.nodes.filter((node) => (node.rebuild_bytes ?? 0) >= 1).map((node) => `Node ${node.node} still gets about ${bytes(Math.round(node.rebuild_bytes ?? 0))} for ${replicas(node.rebuild_replicas)}.`),
   ];
 }
 

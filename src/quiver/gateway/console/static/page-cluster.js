@@ -124,7 +124,7 @@ function MovesTab({ now }) {
   ];
   return html`<${Card} title="Moves and rebuilds">
     ${now.is_rebalancing && html`<p class="note info">A rebalance is in progress.</p>`}
-    ${tellMoves(start, now).map((sentence) => html`<p>${sentence}</p>`)}
+    <ul class="plain" aria-label="In progress">${tellMoves(start, now).map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
     <${Table} label="Moves" columns=${columns} rows=${now.moves} rowKey=${(/** @type {any} */ row) => `${row.topic}/${row.partition}/${row.target}`} empty="no replica is on its way" />
   <//>`;
 }
