@@ -74,7 +74,7 @@ from quiver.storage.rotated_file import RotatedFile
 from quiver.tasks import TaskScope
 from quiver.tracing import open_tracing
 from quiver.wire import Caller
-from quiver.wire.admin_messages import DescribeNode, NodeDescribed, ProblemInfo
+from quiver.wire.admin_messages import DescribeNode, LagInfo, NodeDescribed, ProblemInfo
 from quiver.wire.serving import Answer
 
 logger = logging.getLogger(__name__)
@@ -431,15 +431,16 @@ class Node:
         return self._failure.result() if self._failure.done() else None
 
     async def _handle_describe(self, _: Caller, request: DescribeNode, __: memoryview) -> Answer:
-        described = self.describe(request)
+        lags = await self._broker.describe_lags() if request.with_lags or request.with_metrics else ()
+        described = self.describe(request, lags)
         if request.with_metrics:
-            metrics = tuple(await self._collect_metrics(described))
+            metrics = tuple(await self._collect_metrics(described, lags))
             described = msgspec.structs.replace(described, metrics=metrics, now_ms=self._environment.clock.wall_ms())
         if request.with_history and self._gateway is not None:
             described = msgspec.structs.replace(described, history=self._gateway.history())
         return described, ()
 
-    async def _collect_metrics(self, described: NodeDescribed) -> list[MetricFamily]:
+    async def _collect_metrics(self, described: NodeDescribed, lags: tuple[LagInfo, ...]) -> list[MetricFamily]:
         status, history = self._store.status(), self._member.history
         is_saved = status.applied_index <= history.saved_index
         now_ms = self._environment.clock.wall_ms()
@@ -454,16 +455,15 @@ class Node:
             *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
             *(describe_manager(self._manager.status()) if self._manager is not None else ()),
             *await self._broker.metrics(),
-            describe_lags(self._broker.describe_lags()),
+            describe_lags(lags),
             *self._network.metrics(),
             *self._environment.metrics(),
             *describe_certificate(expiry),
         ]
 
-    def describe(self, request: DescribeNode) -> NodeDescribed:
-        """Return this node's status."""
-        status = self._store.status()
-        view = self._store.view()
+    def describe(self, request: DescribeNode, lags: tuple[LagInfo, ...]) -> NodeDescribed:
+        """Return this node's status, without metrics and history."""
+        status, view = self._store.status(), self._store.view()
         topic = None if request.topic is None else view.topic(request.topic)
         is_shown = request.with_replicas and (request.topic is None or topic is not None)
         return NodeDescribed(
@@ -479,7 +479,7 @@ class Node:
             stored_index=status.stored_index,
             commit_index=status.commit_index,
             digest=view.digest() if request.with_digest else "",
-            lags=self._broker.describe_lags() if request.with_lags else (),
+            lags=lags if request.with_lags else (),
             holds=len(view.holds),
             settings=list_shared(self._settings) if request.with_settings else {},
             setting_sources=self.setting_sources if request.with_settings else {},

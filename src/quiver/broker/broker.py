@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from quiver.broker.client_removals import ClientRemovals
+from quiver.broker.consumer_lags import find_lags
 from quiver.broker.dead_letters import DeadLetterMover
 from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
@@ -28,7 +29,7 @@ from quiver.broker.metrics import (
     describe_totals,
 )
 from quiver.broker.replica_manager import ReplicaManager
-from quiver.broker.replica_table import HostedReplica, ReplicaState, ReplicaTable, find_lags
+from quiver.broker.replica_table import HostedReplica, ReplicaState, ReplicaTable
 from quiver.broker.requests import BrokerRequests
 from quiver.broker.retention import RetentionUpdater
 from quiver.clock import Clock, Rng
@@ -285,9 +286,9 @@ class Broker:
             for hosted in troubled[:PROBLEMS_MAX]
         )
 
-    def describe_lags(self) -> tuple[LagInfo, ...]:
-        """Return the greatest consumer lags in the partitions that this node leads, in descending order."""
-        return find_lags(self._store.view(), self._table)
+    async def describe_lags(self) -> tuple[LagInfo, ...]:
+        """Return the greatest consumer lags in the partitions that this node leads, greatest first; in small steps."""
+        return await find_lags(self._store.view(), self._table)
 
     async def metrics(self) -> list[MetricFamily]:
         """Return the metrics of the replicas, their traffic and latencies, and the disk; gives up the loop at times."""

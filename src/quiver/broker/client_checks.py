@@ -37,7 +37,7 @@ def check_has_consumers(view: View, topic_id: TopicId) -> None:
         ConflictError: the topic has no consumers: its records would stay forever.
     """
     topic = view.topics.get(topic_id)
-    if topic is not None and topic.retention.until_consumed and not view.consumers_of(topic_id):
+    if topic is not None and topic.retention.until_consumed and not view.has_consumers(topic_id):
         message = f"not done: topic {topic.name!r} keeps records until they are consumed, but has no consumers"
         raise ConflictError(f"{message}; register one", code="no_consumers")
 

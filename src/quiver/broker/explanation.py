@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from functools import partial
+from heapq import nsmallest
+from itertools import islice
 
 import msgspec
 
@@ -10,8 +14,8 @@ from quiver.broker.replica_table import HostedReplica, PartitionKey
 from quiver.clock import Clock
 from quiver.config import LogSettings
 from quiver.metadata import View
-from quiver.model import NodeId
-from quiver.partition import Replica, ReplicaStatus
+from quiver.model import ConsumerId, NodeId
+from quiver.partition import PartitionState, Replica, ReplicaStatus
 from quiver.raft import RaftStatus, Role
 from quiver.storage import DiskSpace
 from quiver.wire.explain_messages import (
@@ -24,6 +28,8 @@ from quiver.wire.explain_messages import (
 
 CURSORS_MAX = 5
 """Cursors that an explanation shows: those that are furthest behind."""
+CONSUMERS_PER_STEP = 2_000
+"""Consumers compared before others get a turn of the event loop."""
 
 
 class ReplicaExplainer:
@@ -35,18 +41,23 @@ class ReplicaExplainer:
         self._space = space
         self._settings = settings
 
-    def explain(self, hosted: HostedReplica | None, view: View, key: PartitionKey) -> ReplicaExplained:
+    async def explain(self, hosted: HostedReplica | None, view: View, key: PartitionKey) -> ReplicaExplained:
         """Return what this node knows about its replica of a partition, which may be missing."""
-        if hosted is None or hosted.replica is None:
+        slowest: tuple[CursorInfo, ...] = ()
+        if hosted is not None and hosted.replica is not None:
+            slowest = await find_slowest(hosted.replica.state, view, key)
+        if hosted is None or hosted.replica is None:  # perhaps closed meanwhile
             return ReplicaExplained(
                 node=self._node,
                 state="missing" if hosted is None else hosted.state,
                 problem="" if hosted is None else hosted.problem,
                 now_ms=self._clock.wall_ms(),
             )
-        return self._explain_open(hosted, hosted.replica, view, key)
+        return self._explain_open(hosted, hosted.replica, view, slowest)
 
-    def _explain_open(self, hosted: HostedReplica, replica: Replica, view: View, key: PartitionKey) -> ReplicaExplained:
+    def _explain_open(
+        self, hosted: HostedReplica, replica: Replica, view: View, slowest: tuple[CursorInfo, ...]
+    ) -> ReplicaExplained:
         now_ms, member = self._clock.monotonic_ms(), replica.member
         status, raft, log = replica.status(now_ms=now_ms), member.raft_status(), member.log.status()
         return ReplicaExplained(
@@ -82,8 +93,8 @@ class ReplicaExplainer:
                 )
                 for peer in raft.peers
             ),
-            held_offset=view.held_offset(*key),
-            slowest=_find_slowest(replica, view, key),
+            held_offset=view.held_offset(*hosted.key),
+            slowest=slowest,
             free_bytes=self._space.free_bytes,
             obstacles=tuple(self._find_obstacles(status, raft, is_full=member.is_full)),
             events=tuple(
@@ -121,16 +132,23 @@ class ReplicaExplainer:
         return f"its disk has {found}, log.free_bytes_min is {self._settings.free_bytes_min}"
 
 
-def _find_slowest(replica: Replica, view: View, key: PartitionKey) -> tuple[CursorInfo, ...]:
-    """Return the cursors that keep records, if the topic keeps records until they are consumed."""
+async def find_slowest(state: PartitionState, view: View, key: PartitionKey) -> tuple[CursorInfo, ...]:
+    """Return the cursors that keep records, if the topic keeps records until they are consumed; in small steps."""
     topic = view.topics.get(key[0])
     if topic is None or not topic.retention.until_consumed:
         return ()
-    cursors = replica.state.cursors
-    found = [
-        CursorInfo(consumer=view.consumers[one].request_id or str(one), cursor=cursors.get(one))
-        for one in view.consumers_of(key[0])
-        if any(item.covers(*key) for item in view.consumers[one].registrations)
-    ]
-    found.sort(key=lambda item: (item.cursor is not None, item.cursor or 0))
-    return tuple(found[:CURSORS_MAX])
+    slowest: list[ConsumerId] = []
+    left = iter(view.consumers_on(*key))
+    while step := list(islice(left, CONSUMERS_PER_STEP)):
+        slowest = nsmallest(CURSORS_MAX, [*slowest, *step], key=partial(_rank, state))
+        await asyncio.sleep(0)
+    return tuple(
+        CursorInfo(consumer=view.consumers[one].request_id or str(one), cursor=state.cursors.get(one))
+        for one in slowest
+    )
+
+
+def _rank(state: PartitionState, consumer_id: ConsumerId) -> tuple[bool, int, ConsumerId]:
+    """Return what consumers are ordered by: those without a cursor first, then by cursor."""
+    cursor = state.cursors.get(consumer_id)
+    return cursor is not None, cursor or 0, consumer_id

@@ -15,16 +15,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
-from heapq import nlargest
 
 from quiver.clock import Clock
 from quiver.errors import NotFoundError, NotLeaderError, UnavailableError
 from quiver.metadata import PartitionRow, TopicState, View
-from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, TopicId
+from quiver.model import GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
 from quiver.replication import Successor, find_successors
 from quiver.tasks import timeout
-from quiver.wire.admin_messages import LAGS_MAX, LagInfo, ReplicaInfo
+from quiver.wire.admin_messages import ReplicaInfo
 
 PartitionKey = tuple[TopicId, PartitionId]
 """A topic and a partition of it."""
@@ -291,31 +290,6 @@ def find_partition(view: View, topic_id: TopicId, partition_id: PartitionId) -> 
     if partition is None:
         raise NotFoundError(f"not done: topic {topic.name!r} has no partition {partition_id}", code="unknown_partition")
     return partition
-
-
-def find_lags(view: View, table: ReplicaTable, *, lags_max: int = LAGS_MAX) -> tuple[LagInfo, ...]:
-    """Return the greatest consumer lags in the partitions that this node leads, by consumer and topic, greatest first.
-
-    Counts registered consumers that have a cursor. Other nodes report the partitions that they lead; the whole lag of a
-    consumer is the sum over all nodes.
-    """
-    found: dict[tuple[ConsumerId, TopicId], int] = {}
-    for hosted, replica in table.led():
-        topic_id, state = hosted.key[0], replica.state
-        for consumer_id in view.consumers_of(topic_id):
-            cursor = state.cursors.get(consumer_id)
-            if cursor is not None:
-                key = (consumer_id, topic_id)
-                found[key] = found.get(key, 0) + max(0, state.end_offset - max(cursor, state.first_offset))
-    greatest = nlargest(lags_max, found, key=lambda key: (found[key], -key[0], -key[1]))
-    return tuple(
-        LagInfo(
-            consumer=view.consumers[consumer_id].request_id or str(consumer_id),
-            topic=view.topics[topic_id].name,
-            records=found[consumer_id, topic_id],
-        )
-        for consumer_id, topic_id in greatest
-    )
 
 
 def _not_leader(topic_id: TopicId, partition_id: PartitionId, leader: NodeId | None) -> NotLeaderError:

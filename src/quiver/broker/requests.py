@@ -244,7 +244,7 @@ class BrokerRequests:
 
     async def _explain_replica(self, _: Caller, request: ExplainReplica, __: memoryview) -> Answer:
         key = (request.topic_id, request.partition_id)
-        return self._explainer.explain(self._table.get(key), self._view(), key), ()
+        return await self._explainer.explain(self._table.get(key), self._view(), key), ()
 
     async def _get_members(self, _: Caller, request: GetMembers, __: memoryview) -> Answer:
         """Return a group's members, after a read barrier that proves that this node leads it."""

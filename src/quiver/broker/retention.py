@@ -66,11 +66,7 @@ def derive_policy(view: View, hosted: HostedReplica) -> RetentionPolicy:
     if topic is None:
         return RetentionPolicy()
     bounds = topic.retention
-    consumers = frozenset(
-        consumer_id
-        for consumer_id in (view.consumers_of(topic.topic_id) if bounds.until_consumed else ())
-        if any(item.covers(*hosted.key) for item in view.consumers[consumer_id].registrations)
-    )
+    consumers = view.consumers_on(*hosted.key) if bounds.until_consumed else None
     return RetentionPolicy(
         age_ms=bounds.ms,
         size_bytes=bounds.bytes,
@@ -84,6 +80,8 @@ def _affected_topics(view: View, changed: WatchEvent) -> set[TopicId]:
     if changed.view is not None:
         return set(view.topics)
     affected: set[TopicId] = set()
+    if any(change.table is Table.CONSUMERS and change.row is None for change in changed.changes):
+        affected.update(topic_id for topic_id, topic in view.topics.items() if topic.retention.until_consumed)
     for change in changed.changes:
         if change.table is Table.TOPICS:
             affected.add(change.key)
@@ -91,6 +89,4 @@ def _affected_topics(view: View, changed: WatchEvent) -> set[TopicId]:
             affected.add(change.key[0])
         elif isinstance(change.row, ConsumerRow):
             affected.update(item.topic_id for item in change.row.registrations)
-        elif change.table is Table.CONSUMERS:
-            affected.update(topic_id for topic_id, topic in view.topics.items() if topic.retention.until_consumed)
     return affected

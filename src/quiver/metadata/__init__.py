@@ -64,6 +64,7 @@ from quiver.metadata.commands import (
     UnknownCommandError,
 )
 from quiver.metadata.comparison import ManagerDigest, MetadataComparison, MetadataDifference, compare
+from quiver.metadata.consumer_index import PartitionConsumers
 from quiver.metadata.database import Database, open_database, sqlite_url
 from quiver.metadata.decision import (
     REFUSAL_CODES,
@@ -194,6 +195,7 @@ __all__ = [
     "NotPrimaryError",
     "OwnedKind",
     "OwnedPartition",
+    "PartitionConsumers",
     "PartitionGrant",
     "PartitionRelease",
     "PartitionRow",

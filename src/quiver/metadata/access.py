@@ -8,6 +8,7 @@ name must not inherit anything.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -53,7 +54,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 def create_user(state: MetadataState, command: CreateUserCommand) -> CommandDecision | CommandRefusal:
     """Create a user."""
-    users: dict[str, UserRow] = state.tables[Table.USERS]
+    users: Mapping[str, UserRow] = state.tables[Table.USERS]
     if not _NAME.fullmatch(command.user):
         return _bad_name("user", command.user)
     if command.user in users:
@@ -82,7 +83,7 @@ def delete_user(state: MetadataState, command: DeleteUserCommand) -> CommandDeci
     user = _find_user(state, command.user)
     if isinstance(user, CommandRefusal):
         return user
-    memberships: dict[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
+    memberships: Mapping[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
     changes = [drop(user), *(drop(token) for token in _tokens_of(state, command.user))]
     changes += [drop(memberships[key]) for key in sorted(memberships) if key[1] == command.user]
     changes += drop_quota(state, USER_PREFIX + command.user)
@@ -130,7 +131,7 @@ def revoke_token(state: MetadataState, command: RevokeTokenCommand) -> CommandDe
 
 def create_role(state: MetadataState, command: CreateRoleCommand) -> CommandDecision | CommandRefusal:
     """Create a role."""
-    roles: dict[str, RoleRow] = state.tables[Table.ROLES]
+    roles: Mapping[str, RoleRow] = state.tables[Table.ROLES]
     if not _NAME.fullmatch(command.role):
         return _bad_name("role", command.role)
     if command.role == ADMIN_ROLE or command.role in roles:
@@ -145,7 +146,7 @@ def delete_role(state: MetadataState, command: DeleteRoleCommand) -> CommandDeci
     role: RoleRow | None = state.tables[Table.ROLES].get(command.role)
     if role is None:
         return _unknown_role(command.role)
-    memberships: dict[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
+    memberships: Mapping[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
     changes = [drop(role), *(drop(memberships[key]) for key in sorted(memberships) if key[0] == command.role)]
     changes += drop_quota(state, ROLE_PREFIX + command.role)
     return CommandDecision(changes + _drop_grants(state, ROLE_PREFIX + command.role))
@@ -158,7 +159,7 @@ def change_member(state: MetadataState, command: ChangeMemberCommand) -> Command
         return user
     if command.role != ADMIN_ROLE and command.role not in state.tables[Table.ROLES]:
         return _unknown_role(command.role)
-    memberships: dict[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
+    memberships: Mapping[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
     known = memberships.get((command.role, command.user))
     if not command.is_member:
         return CommandDecision([] if known is None else [drop(known)])
@@ -173,7 +174,7 @@ def change_member(state: MetadataState, command: ChangeMemberCommand) -> Command
 
 def add_grant(state: MetadataState, command: AddGrantCommand) -> CommandDecision | CommandRefusal:
     """Add a grant."""
-    grants: dict[tuple[object, ...], GrantRow] = state.tables[Table.GRANTS]
+    grants: Mapping[tuple[object, ...], GrantRow] = state.tables[Table.GRANTS]
     refusal = _check_grant(state, command.grant)
     if refusal is not None:
         return refusal
@@ -234,12 +235,12 @@ def _row(grant: Grant, now_ms: int) -> GrantRow:
 
 
 def _drop_grants(state: MetadataState, subject: str) -> list[Change]:
-    grants: dict[tuple[str, ...], GrantRow] = state.tables[Table.GRANTS]
+    grants: Mapping[tuple[str, ...], GrantRow] = state.tables[Table.GRANTS]
     return [drop(grants[key]) for key in sorted(grants) if key[0] == subject]
 
 
 def _tokens_of(state: MetadataState, user: str) -> list[TokenRow]:
-    tokens: dict[str, TokenRow] = state.tables[Table.TOKENS]
+    tokens: Mapping[str, TokenRow] = state.tables[Table.TOKENS]
     return [token for _, token in sorted(tokens.items()) if token.user == user]
 
 

@@ -22,6 +22,8 @@ they can be restored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from quiver.addresses import parse_address
@@ -118,7 +120,7 @@ def raise_level(state: MetadataState, command: RaiseLevel) -> CommandDecision | 
     if level <= state.counters.feature_level:
         return CommandDecision()
     known = {item.node: item.level for item in command.nodes}
-    brokers: dict[NodeId, BrokerRow] = state.tables[Table.BROKERS]
+    brokers: Mapping[NodeId, BrokerRow] = state.tables[Table.BROKERS]
     low = [node for node in sorted(brokers) if brokers[node].state is not _REMOVED and known.get(node, 0) < level]
     if low:
         return refuse(
@@ -185,7 +187,7 @@ def forget(state: MetadataState, command: ForgetBroker) -> CommandDecision | Com
 
 def holds_anything(state: MetadataState, broker_id: NodeId) -> bool:
     """Return whether a broker has a replica, or is the source or target of a move."""
-    moves: dict[object, MoveRow] = state.tables[Table.MOVES]
+    moves: Mapping[object, MoveRow] = state.tables[Table.MOVES]
     return any(partition.is_on(broker_id) for partition in sorted_partitions(state)) or any(
         broker_id in (move.source, move.target) for move in moves.values()
     )
@@ -288,7 +290,7 @@ def abort_move(state: MetadataState, command: AbortMove) -> CommandDecision | Co
 
 
 def _check_move(state: MetadataState, command: BeginMove, partition: PartitionRow) -> CommandRefusal | None:
-    moves: dict[object, MoveRow] = state.tables[Table.MOVES]
+    moves: Mapping[object, MoveRow] = state.tables[Table.MOVES]
     if any((move.topic_id, move.partition_id) == partition.key for move in moves.values()):
         message = f"not done: partition {partition.partition_id} of topic id {partition.topic_id} has a move under way"
         return refuse("move_in_progress", message)

@@ -11,7 +11,7 @@ configure it (`takes_over`). One without an owner belongs to the first principal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -203,7 +203,7 @@ def record_heartbeats(state: MetadataState, command: RecordHeartbeats) -> Comman
 
 def _find_producer(state: MetadataState, command: RegisterProducerCommand) -> ProducerRow | CommandRefusal | None:
     """Return the producer that registers again; None for a new one."""
-    producers: dict[ProducerId, ProducerRow] = state.tables[Table.PRODUCERS]
+    producers: Mapping[ProducerId, ProducerRow] = state.tables[Table.PRODUCERS]
     named = state.names[Table.PRODUCERS].get(command.name)
     if command.producer_id is None:
         return None if named is None else _owned(producers[named], command)
@@ -222,7 +222,7 @@ def _find_producer(state: MetadataState, command: RegisterProducerCommand) -> Pr
 
 def _find_consumer(state: MetadataState, command: RegisterConsumerCommand) -> ConsumerRow | CommandRefusal | None:
     """Return the consumer that registers again or whose request is repeated; None for a new one."""
-    consumers: dict[ConsumerId, ConsumerRow] = state.tables[Table.CONSUMERS]
+    consumers: Mapping[ConsumerId, ConsumerRow] = state.tables[Table.CONSUMERS]
     if command.consumer_id is None:
         repeated = state.names[Table.CONSUMERS].get(command.request_id)
         return None if repeated is None else _owned(consumers[repeated], command)

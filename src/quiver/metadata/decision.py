@@ -8,7 +8,7 @@ request is invalid in any state (`OutOfRangeError`), or the thing belongs to som
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -180,6 +180,6 @@ def drop_beat(kind: EntityKind, id_: int) -> Change:
 
 def sorted_partitions(state: MetadataState) -> Iterator[PartitionRow]:
     """Yield every partition, ordered by topic id and partition id."""
-    partitions: dict[object, PartitionRow] = state.tables[Table.PARTITIONS]
+    partitions: Mapping[object, PartitionRow] = state.tables[Table.PARTITIONS]
     for key in sorted(partitions):  # type: ignore[type-var]
         yield partitions[key]

@@ -10,7 +10,7 @@ still has is given to another (`is_free`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -160,7 +160,7 @@ def restart(state: MetadataState, command: RestartGroupCommand) -> CommandDecisi
 
 def restart_all(state: MetadataState) -> Iterator[Change]:
     """Yield the changes that take all partitions from all members, after a recovery."""
-    groups: dict[ConsumerId, GroupRow] = state.tables[Table.CONSUMER_GROUPS]
+    groups: Mapping[ConsumerId, GroupRow] = state.tables[Table.CONSUMER_GROUPS]
     for group_id in sorted(state.members):
         yield put(_advanced(groups[group_id], reason="restarted by a recovery"))
         yield from (put(_owning(state, member, ())) for member in _members(state, group_id) if member.owned)
@@ -168,7 +168,7 @@ def restart_all(state: MetadataState) -> Iterator[Change]:
 
 def forget_topic(state: MetadataState, topic_id: TopicId) -> Iterator[Change]:
     """Yield the changes that take a topic's partitions from all members."""
-    members: dict[tuple[ConsumerId, str], GroupMemberRow] = state.tables[Table.GROUP_MEMBERS]
+    members: Mapping[tuple[ConsumerId, str], GroupMemberRow] = state.tables[Table.GROUP_MEMBERS]
     for _, member in sorted(members.items()):
         kept = tuple(one for one in member.owned if one.topic_id != topic_id)
         if kept != member.owned:
@@ -341,7 +341,7 @@ def _open_group(
     command: JoinGroupCommand | ConfigureGroupCommand,
 ) -> GroupRow | CommandRefusal:
     """Return the group of a consumer, a new one if it has none."""
-    groups: dict[ConsumerId, GroupRow] = state.tables[Table.CONSUMER_GROUPS]
+    groups: Mapping[ConsumerId, GroupRow] = state.tables[Table.CONSUMER_GROUPS]
     known = groups.get(group_id)
     if known is None and len(groups) >= GROUPS_MAX:
         return refuse("too_many_groups", f"not done: the cluster has {GROUPS_MAX} groups, the maximum; delete some")
@@ -415,7 +415,7 @@ def _inherit(state: MetadataState, member: GroupMemberRow, before: GroupMemberRo
 
 def _members(state: MetadataState, group_id: ConsumerId) -> list[GroupMemberRow]:
     """Return the members of a group, sorted by id."""
-    table: dict[tuple[ConsumerId, str], GroupMemberRow] = state.tables[Table.GROUP_MEMBERS]
+    table: Mapping[tuple[ConsumerId, str], GroupMemberRow] = state.tables[Table.GROUP_MEMBERS]
     return [table[group_id, member_id] for member_id in sorted(state.members.get(group_id, ()))]
 
 
@@ -447,7 +447,7 @@ def _apply_steps(state: MetadataState, command: AssignPartitions, owners: _Owner
     for grant in command.grants:
         granted = OwnedPartition(topic_id=grant.topic_id, partition_id=grant.partition_id, epoch=epoch)
         partitions_of(grant.member_id)[granted.key] = granted
-    table: dict[tuple[ConsumerId, str], GroupMemberRow] = state.tables[Table.GROUP_MEMBERS]
+    table: Mapping[tuple[ConsumerId, str], GroupMemberRow] = state.tables[Table.GROUP_MEMBERS]
     return [
         _owning(state, table[command.group_id, member_id], owned[member_id].values()) for member_id in sorted(owned)
     ]

@@ -8,6 +8,7 @@ is new. What nobody owns is not counted: what was made without credentials, or b
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from quiver.metadata.commands import RemoveQuotaCommand, SetQuotaCommand
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
@@ -35,7 +36,7 @@ _TOPIC = re.compile(TOPIC_NAME_PATTERN)
 
 def set_quota(state: MetadataState, command: SetQuotaCommand) -> CommandDecision | CommandRefusal:
     """Set limits of a subject."""
-    quotas: dict[str, QuotaRow] = state.tables[Table.QUOTAS]
+    quotas: Mapping[str, QuotaRow] = state.tables[Table.QUOTAS]
     refusal = _check_subject(state, command.subject) or _check_limits(command)
     if refusal is not None:
         return refusal
@@ -95,7 +96,7 @@ def check_registrations(state: MetadataState, owner: str) -> CommandRefusal | No
     if limit is None:
         return None
     owned = sum(state.owned.get((table, owner), 0) for table in (Table.PRODUCERS, Table.CONSUMERS))
-    holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
+    holds: Mapping[object, HoldRow] = state.tables[Table.HOLDS]
     owned += sum(hold.principal == owner for hold in holds.values())
     if owned < limit.amount:
         return None
@@ -118,7 +119,7 @@ def _explain(limit: FoundLimit, name: str) -> str:
 
 def _find_limit(state: MetadataState, owner: str, name: str) -> FoundLimit | None:
     """Return the limit of a user that bounds it; None if nothing does."""
-    quotas: dict[str, QuotaRow] = state.tables[Table.QUOTAS]
+    quotas: Mapping[str, QuotaRow] = state.tables[Table.QUOTAS]
     if not owner or not quotas:
         return None
     user = owner.removeprefix(USER_PREFIX)

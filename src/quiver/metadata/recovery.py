@@ -12,7 +12,7 @@ partitions anew: the partitions may have seen later owners than the metadata kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -33,7 +33,7 @@ def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
     """Remove the lost nodes and their moves, and give partitions without a majority the replicas that are left."""
     lost = frozenset(command.lost)
     wanted = {(one.topic_id, one.partition_id): one for one in command.recovered if _is_possible(state, one, lost)}
-    moves: dict[int, MoveRow] = state.tables[Table.MOVES]
+    moves: Mapping[int, MoveRow] = state.tables[Table.MOVES]
     ended = [
         move
         for _, move in sorted(moves.items())
@@ -66,7 +66,7 @@ def _skip_ids(counters: Counters) -> Counters:
 
 def _is_possible(state: MetadataState, one: RecoveredPartition, lost: frozenset[NodeId]) -> bool:
     """Return whether a partition can have these replicas: it exists, and they are different brokers that are left."""
-    brokers: dict[NodeId, BrokerRow] = state.tables[Table.BROKERS]
+    brokers: Mapping[NodeId, BrokerRow] = state.tables[Table.BROKERS]
     is_known = (one.topic_id, one.partition_id) in state.tables[Table.PARTITIONS]
     left = [node for node in one.replicas if node in brokers and brokers[node].state is not BrokerState.REMOVED]
     is_left = bool(left) and left == list(one.replicas) and lost.isdisjoint(left)

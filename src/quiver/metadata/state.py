@@ -2,7 +2,8 @@
 
 Pure. Only `apply_changes` modifies a `MetadataState`, with the same changes that are written to SQL, so both stay
 equal. Readers get a `View`, which never changes. Views are copy-on-write: a table is copied only if it changes after
-a view of it was taken, so taking a view for every request is cheap.
+a view of it was taken, so taking a view for every request is cheap. Of the tables of clients, which may be large, only
+the changed buckets are copied (`bucket_table`).
 
 Nothing here depends on insertion order: everything listed, encoded or hashed is sorted by key. Equal states have equal
 snapshots and digests.
@@ -18,6 +19,8 @@ import msgspec
 
 from quiver.errors import DecodeError, UnknownVersionError
 from quiver.features import LEVEL_MAX, LEVEL_MIN, shrink
+from quiver.metadata.bucket_table import BucketTable, by_id, by_kind_and_id, by_name
+from quiver.metadata.consumer_index import ConsumerIndex, PartitionConsumers
 from quiver.metadata.rows import (
     FIRST_PARTITION_GROUP,
     ROW_TYPES,
@@ -44,7 +47,7 @@ from quiver.metadata.rows import (
     UserRow,
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
-from quiver.replication import SLICE_ROWS, array_header, encode_sorted, map_header
+from quiver.replication import SLICE_ROWS, array_header, encode_rows, encode_sorted, map_header
 from quiver.security.limits import QuotaTable
 from quiver.security.permissions import AccessTable
 
@@ -132,7 +135,7 @@ class View:
 
     __slots__ = (
         "_access",
-        "_consumers_by_topic",
+        "_consumer_index",
         "_held_offsets",
         "_members_by_group",
         "_quota_table",
@@ -180,9 +183,7 @@ class View:
         self.group_members: Mapping[tuple[ConsumerId, str], GroupMemberRow] = tables[Table.GROUP_MEMBERS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
         self.consumers_by_name: Mapping[str, ConsumerId] = state.names[Table.CONSUMERS]
-        self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
-        if previous is not None and previous.consumers is self.consumers:
-            self._consumers_by_topic = previous._consumers_by_topic
+        self._consumer_index = state.consumer_index
         self._members_by_group: dict[ConsumerId, tuple[GroupMemberRow, ...]] | None = None
         if previous is not None and previous.group_members is self.group_members:
             self._members_by_group = previous._members_by_group
@@ -272,11 +273,13 @@ class View:
         """Return the partitions that have a voter or learner on a broker."""
         return [partition for _, partition in sorted(self.partitions.items()) if partition.is_on(broker_id)]
 
-    def consumers_of(self, topic_id: TopicId) -> tuple[ConsumerId, ...]:
-        """Return the consumers registered for a topic or for some of its partitions."""
-        if self._consumers_by_topic is None:
-            self._consumers_by_topic = _group_consumers(self.consumers)
-        return self._consumers_by_topic.get(topic_id, ())
+    def has_consumers(self, topic_id: TopicId) -> bool:
+        """Return whether a consumer is registered for a topic, or for some of its partitions."""
+        return self._consumer_index.has_consumers(topic_id)
+
+    def consumers_on(self, topic_id: TopicId, partition_id: PartitionId) -> PartitionConsumers:
+        """Return the consumers registered for a partition, or for its whole topic; costs the same for any number."""
+        return self._consumer_index.consumers_on(topic_id, partition_id)
 
     def members_of(self, group_id: ConsumerId) -> tuple[GroupMemberRow, ...]:
         """Return the members of a consumer group, sorted by id."""
@@ -337,22 +340,52 @@ class View:
         for name, value in fields.items():
             table: Mapping[Any, AnyRow] = getattr(self, name) if name in empty else {}
             yield encode(name) + (array_header(len(table)) if name in empty else encode(value))
-            yield from encode_sorted(table, lambda key, table=table: shrink(table[key], level))  # type: ignore[misc] # bound early
+            if isinstance(table, BucketTable):  # sorted already, bucket by bucket
+                yield from encode_rows(shrink(row, level) for row in table.values())
+            else:
+                yield from encode_sorted(table, lambda key, table=table: shrink(table[key], level))  # type: ignore[misc] # bound early
+
+
+_AnyTable = dict[Any, Any] | BucketTable[Any, Any]
+_CLIENTS = (Table.PRODUCERS, Table.CONSUMERS)
+
+
+def _make_table(table: Table) -> _AnyTable:
+    """Return an empty table: in buckets where there may be as many rows as clients."""
+    if table is Table.HEARTBEATS:
+        return BucketTable[Any, Any](by_kind_and_id)
+    return BucketTable[Any, Any](by_id) if table in _CLIENTS else {}
 
 
 class MetadataState:
     """The current metadata. Only `apply_changes` and `advance_to` change it."""
 
-    __slots__ = ("_shared", "_view", "assigned", "counters", "members", "names", "owned", "position", "shown", "tables")
+    __slots__ = (
+        "_shared",
+        "_view",
+        "assigned",
+        "consumer_index",
+        "counters",
+        "members",
+        "names",
+        "owned",
+        "position",
+        "shown",
+        "tables",
+    )
 
     def __init__(
         self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: LogPosition | None = None
     ) -> None:
         self.counters = counters or Counters()
         self.position = position or LogPosition()
-        self.tables: dict[Table, dict[Any, Any]] = {table: {} for table in Table}
-        self.names: dict[Table, dict[str, Any]] = {table: {} for table in Table}
+        self.tables: dict[Table, _AnyTable] = {table: _make_table(table) for table in Table}
+        self.names: dict[Table, _AnyTable] = {
+            table: BucketTable(by_name) if table in _CLIENTS else {} for table in Table
+        }
         """Keys by secondary name: see `_name`."""
+        self.consumer_index = ConsumerIndex()
+        """The consumers by what they are registered for."""
         self.owned: dict[tuple[Table, str], int] = {}
         """What each principal owns, by table: producers, consumers, topics, and partitions of its topics."""
         self.members: dict[ConsumerId, set[str]] = {}
@@ -423,6 +456,8 @@ class MetadataState:
                 self._shared.remove(change.table)
                 self.tables[change.table] = self.tables[change.table].copy()
                 self.names[change.table] = self.names[change.table].copy()
+                if change.table is Table.CONSUMERS:
+                    self.consumer_index = self.consumer_index.copy()
             if change.row is None:
                 self._drop(change.table, change.key)
             else:
@@ -438,6 +473,8 @@ class MetadataState:
         if old is not None:
             self._count_owned(old, -1)
         self._count_owned(row, 1)
+        if isinstance(row, ConsumerRow):
+            self.consumer_index.replace(old, row)
         if isinstance(row, GroupMemberRow):
             self.members.setdefault(row.group_id, set()).add(row.member_id)
             self.assigned += len(row.owned) - (0 if old is None else len(old.owned))
@@ -448,6 +485,8 @@ class MetadataState:
         if row is not None:
             self.names[table].pop(_name(row), None)
             self._count_owned(row, -1)
+            if isinstance(row, ConsumerRow):
+                self.consumer_index.replace(row, None)
             if isinstance(row, GroupMemberRow):
                 self.assigned -= len(row.owned)
                 self.members[row.group_id].discard(row.member_id)
@@ -489,14 +528,6 @@ def find_made_topic(topics: Mapping[TopicId, TopicRow], *, request_id: str, name
         return None
     made = (topic for topic in topics.values() if topic.request_id == request_id and topic.name == name)
     return min(made, key=lambda topic: topic.topic_id, default=None)
-
-
-def _group_consumers(consumers: Mapping[ConsumerId, ConsumerRow]) -> dict[TopicId, tuple[ConsumerId, ...]]:
-    grouped: dict[TopicId, list[ConsumerId]] = {}
-    for consumer_id in sorted(consumers):
-        for topic_id in sorted({item.topic_id for item in consumers[consumer_id].registrations}):
-            grouped.setdefault(topic_id, []).append(consumer_id)
-    return {topic_id: tuple(found) for topic_id, found in grouped.items()}
 
 
 def _gather_holds(holds: Mapping[Any, HoldRow]) -> dict[tuple[TopicId, PartitionId], Offset]:

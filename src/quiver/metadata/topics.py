@@ -12,7 +12,7 @@ metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -159,9 +159,9 @@ def purge(state: MetadataState, command: PurgeTopic) -> CommandDecision | Comman
     changes += [
         Change(Table.PARTITIONS, (topic.topic_id, PartitionId(number)), None) for number in range(topic.partitions)
     ]
-    moves: dict[object, MoveRow] = state.tables[Table.MOVES]
+    moves: Mapping[object, MoveRow] = state.tables[Table.MOVES]
     changes += [drop(move) for move in moves.values() if move.topic_id == topic.topic_id]
-    holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
+    holds: Mapping[object, HoldRow] = state.tables[Table.HOLDS]
     changes += [drop(hold) for hold in holds.values() if hold.topic_id == topic.topic_id]
     changes += _without_registrations(state, topic.topic_id)
     changes += forget_topic(state, topic.topic_id)
@@ -280,7 +280,7 @@ def _without_registrations(state: MetadataState, topic_id: TopicId) -> list[Chan
 
 def place_hold(state: MetadataState, command: PlaceHoldCommand) -> CommandDecision | CommandRefusal:
     """Place a hold, or renew or advance the one of that name."""
-    holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
+    holds: Mapping[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
     known = holds.get((command.topic_id, command.name))
     topic: TopicRow | None = state.tables[Table.TOPICS].get(command.topic_id)
     if topic is None:
@@ -305,7 +305,7 @@ def place_hold(state: MetadataState, command: PlaceHoldCommand) -> CommandDecisi
 
 def release_hold(state: MetadataState, command: ReleaseHoldCommand) -> CommandDecision | CommandRefusal:
     """Delete the holds of a name, on one topic or on all; those of other principals stay."""
-    holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
+    holds: Mapping[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
     named = [holds[key] for key in sorted(holds) if key[1] == command.name and command.topic_id in (None, key[0])]
     refusal = _check_owner(named, command)
     if refusal is not None:
@@ -327,7 +327,7 @@ def expire_hold(state: MetadataState, command: ExpireHold) -> CommandDecision | 
 
 def _check_new_hold(state: MetadataState, principal: str) -> CommandRefusal | None:
     """Return why a principal may not place one hold more; holds that nobody placed are nobody's share."""
-    holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
+    holds: Mapping[object, HoldRow] = state.tables[Table.HOLDS]
     own = sum(hold.principal == principal for hold in holds.values()) if principal else 0
     if is_share_used(own=own, used=len(holds), most=HOLDS_MAX):
         return refuse(

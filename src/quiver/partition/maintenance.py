@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -52,7 +52,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Remove records that were appended longer ago than this."""
     size_bytes: int | None = None
     """Remove the oldest records while at least this many bytes remain."""
-    consumers: frozenset[ConsumerId] | None = None
+    consumers: Collection[ConsumerId] | None = None
     """Remove records that all of these consumers have passed; one without a cursor keeps everything."""
     held_offset: Offset | None = None
     """Keep records from this offset on, regardless of the bounds: a hold protects them."""
@@ -281,6 +281,14 @@ def _may_trim(
 
 
 def _consumed_offset(state: PartitionState, policy: RetentionPolicy) -> int:
-    """Return the offset that all consumers have passed; -1 without consumers, since nothing has been consumed."""
-    cursors = state.cursors
-    return min((cursors.get(consumer, -1) for consumer in policy.consumers or ()), default=-1)
+    """Return the offset that all consumers have passed; -1 without consumers, since nothing has been consumed.
+
+    One step for all of them, in which no cursor moves: `CURSORS_MAX` is a few milliseconds.
+    """
+    consumers, cursors = policy.consumers or (), state.cursors
+    if len(consumers) > len(cursors):
+        return -1  # so one has no cursor
+    try:
+        return min(map(cursors.__getitem__, consumers), default=-1)
+    except KeyError:
+        return -1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from broker_cluster import SETTINGS, Cluster, Node, simulate
 
-from quiver.broker.replica_table import find_lags
+from quiver.broker.consumer_lags import find_lags
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverError
 from quiver.metadata import (
     ConfigureTopicCommand,
@@ -270,9 +270,9 @@ def test_leaders_report_the_lag_of_consumers_with_a_cursor() -> None:
         leader = await cluster.wait_leader(topic_id)
         for node in cluster.up:
             assert node.broker is not None
-            told = [(lag.consumer, lag.topic, lag.records) for lag in node.broker.describe_lags()]
+            told = [(lag.consumer, lag.topic, lag.records) for lag in await node.broker.describe_lags()]
             assert told == ([("second", "logs", 8), ("first", "logs", 3)] if node is leader else [])
-            assert len(find_lags(node.store.view(), node.broker._table, lags_max=1)) == (node is leader)
+            assert len(await find_lags(node.store.view(), node.broker._table, lags_max=1)) == (node is leader)
 
     simulate(test)
 

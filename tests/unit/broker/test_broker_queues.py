@@ -461,7 +461,7 @@ def test_retention_until_consumed_and_lag_know_what_is_not_settled() -> None:
         assert await first_offset() <= await queue.cursor() == 0
         leader = await cluster.wait_leader(queue.topic_id)
         assert leader.broker is not None
-        assert [lag.records for lag in leader.broker.describe_lags()] == [40]
+        assert [lag.records for lag in await leader.broker.describe_lags()] == [40]
         await queue.settle(acks=(ReceiptRange(0, 5, received.grant),))
         for _ in range(60):
             await cluster.produce(queue.topic_id, value)  # a trim needs a state snapshot after the records

@@ -81,7 +81,7 @@ def test_consumer_covers_more_and_more_under_one_id() -> None:
         Registration(topic_id=AUDIT, partition_id=PartitionId(1), start=StartFrom.LATEST),
     )
     assert state.view().last_seen_ms(EntityKind.CONSUMER, 1) == NOW_MS + 1
-    assert state.view().consumers_of(AUDIT) == (1,)
+    assert [set(state.view().consumers_on(AUDIT, PartitionId(n))) for n in (0, 1, 2)] == [{1}, {1}, set()]
     assert [found[1].covers(AUDIT, PartitionId(n)) for n in (0, 1)] == [True, False]
     assert [found[0].covers(topic, PartitionId(7)) for topic in (LOGS, AUDIT)] == [True, False]
 
@@ -117,7 +117,9 @@ def test_forgotten_clients_are_waited_for_no_longer() -> None:
     do(state, forget(EntityKind.CONSUMER, 1))
     do(state, forget(EntityKind.PRODUCER, 1))
     view = state.view()
-    assert (view.consumers_of(LOGS), state.names[Table.PRODUCERS], state.names[Table.CONSUMERS]) == ((), {}, {})
+    assert not view.has_consumers(LOGS)
+    assert not view.consumers_on(LOGS, PartitionId(0))
+    assert (state.names[Table.PRODUCERS], state.names[Table.CONSUMERS]) == ({}, {})
     assert [key for key in view.heartbeats if key[0] is not EntityKind.BROKER] == []
     assert refused(state, forget(EntityKind.CONSUMER, 1)) == "unknown_consumer"
     assert refused(state, forget(EntityKind.PRODUCER, 1)) == "unknown_producer"

@@ -14,7 +14,7 @@ from metadata_world import (
     init_cluster,
     register_broker,
     register_consumer,
-    register_producer,
+    select,
 )
 
 from quiver.errors import ConflictError, DecodeError, NotFoundError, RequestError
@@ -23,7 +23,7 @@ from quiver.metadata.commands import AnyCommand
 from quiver.metadata.decision import REFUSAL_CODES, CommandRefusal
 from quiver.metadata.rows import ROW_TYPES, ConsumerRow, ProducerRow, Table
 from quiver.metadata.state import LogPosition, MetadataState
-from quiver.model import Index, Term, TopicId
+from quiver.model import ConsumerId, Index, PartitionId, Term, TopicId
 
 SEQUENCES = st.lists(commands(), max_size=40)
 BEGINNING: tuple[AnyCommand, ...] = (init_cluster(), *map(register_broker, (1, 2, 3)), create_topic())
@@ -117,15 +117,37 @@ def test_view_is_the_same_object_until_something_happens() -> None:
     assert state.view().digest() == view.digest()
 
 
-def test_consumers_of_a_topic_are_grouped_once_as_long_as_they_stay() -> None:
+@settings(deadline=None)
+@given(SEQUENCES)
+def test_consumers_of_a_partition_are_those_whose_registrations_cover_it(sequence: list[AnyCommand]) -> None:
+    state = run()
+    views = [state.view()]
+    for command in sequence:
+        apply(state, command)
+        views.append(state.view())
+    for view in (*views, MetadataState.decode(views[-1].encode()).view()):
+        for key in view.partitions:
+            covered = {row.key for row in view.consumers.values() if any(one.covers(*key) for one in row.registrations)}
+            found = view.consumers_on(*key)
+            assert (set(found), len(found), len(list(found))) == (covered, len(covered), len(covered))
+            assert all(consumer_id in found for consumer_id in covered)
+            assert 99 not in found
+        for topic_id in (*view.topics, TopicId(99)):
+            registered = {one.topic_id for row in view.consumers.values() for one in row.registrations}
+            assert view.has_consumers(topic_id) == (topic_id in registered)
+
+
+def test_consumer_of_a_whole_topic_and_of_a_partition_counts_once() -> None:
     state = formed_state()
-    do(state, register_consumer())
-    found = state.view().consumers_of(TopicId(1))
-    do(state, register_producer())
-    assert state.view().consumers_of(TopicId(1)) is found
-    do(state, register_consumer())
-    assert state.view().consumers_of(TopicId(1)) == (1, 2)
-    assert state.view().consumers_of(TopicId(5)) == ()
+    key = (TopicId(1), PartitionId(0))
+    do(state, register_consumer(select("logs", 0)))
+    partial = state.view().consumers_on(*key)
+    do(state, register_consumer(select("logs"), consumer_id=ConsumerId(1)))
+    do(state, register_consumer(select("logs", 0)))
+    both = state.view().consumers_on(*key)
+    assert (len(partial), set(partial), len(both), set(both)) == (1, {1}, 2, {1, 2})
+    assert set(state.view().consumers_on(TopicId(1), PartitionId(1))) == {1}
+    assert state.view().consumers_on(*key) | {3} == {1, 2, 3}
 
 
 def test_empty_snapshot_is_the_beginning() -> None:

@@ -62,6 +62,8 @@ def test_records_go_when_every_consumer_is_past_them() -> None:
     both = RetentionPolicy(consumers=frozenset((ALICE, BOB)))
     state.cursors = {ALICE: Offset(40)}
     assert find_trim(state, both, now_ms=0) is None, "one without a cursor holds everything back"
+    state.cursors[ConsumerId(99)] = Offset(50)
+    assert find_trim(state, both, now_ms=0) is None, "there are as many cursors, but not theirs"
     state.cursors[BOB] = Offset(15)
     found = find_trim(state, both, now_ms=0)
     assert found is not None
