@@ -14,12 +14,16 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
+U = TypeVar("U")
+
+ITEMS_PER_STEP = 500
+"""Items that `map_in_steps` converts in one step: one or two milliseconds."""
 
 MakeTimeout: TypeAlias = Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]]
 
@@ -266,14 +270,23 @@ async def join_in_steps(steps: Iterable[bytes]) -> bytes:
     return b"".join(await gather_in_steps(steps))
 
 
-async def gather_in_steps(steps: Iterable[bytes]) -> list[bytes]:
+async def gather_in_steps(steps: Iterable[T]) -> list[T]:
     """Return the parts of an iterator; others get a turn of the event loop between its steps."""
-    parts: list[bytes] = []
+    parts: list[T] = []
     for part in steps:
         parts.append(part)
         if len(parts) > 1:  # most are small, and have one or two
             await asyncio.sleep(0)
     return parts
+
+
+async def map_in_steps(convert: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """Return the converted items; others get a turn of the event loop after every `ITEMS_PER_STEP`."""
+    converted: list[U] = []
+    for first in range(0, len(items), ITEMS_PER_STEP):
+        converted += map(convert, items[first : first + ITEMS_PER_STEP])
+        await asyncio.sleep(0)
+    return converted
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

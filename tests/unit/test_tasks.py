@@ -11,10 +11,12 @@ from unittest.mock import ANY
 import pytest
 
 from quiver.tasks import (
+    ITEMS_PER_STEP,
     MakeTimeout,
     SharedOutcome,
     TaskScope,
     TimedEvent,
+    map_in_steps,
     strict_timeout,
     strict_timeout_at,
     timeout,
@@ -231,3 +233,21 @@ def test_wait_for_an_event_that_is_not_set_ends_in_time() -> None:
         assert await event.wait(0.0)
 
     run(main())
+
+
+def test_many_items_are_converted_in_order_and_others_run_meanwhile() -> None:
+    async def convert() -> tuple[list[str], int]:
+        turns, loop = 0, asyncio.get_running_loop()
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(count)
+
+        count()
+        return await map_in_steps(str, range(2 * ITEMS_PER_STEP + 1)), turns
+
+    converted, turns = asyncio.run(convert())
+    assert converted == [str(number) for number in range(2 * ITEMS_PER_STEP + 1)]
+    assert turns >= 3
+    assert asyncio.run(map_in_steps(str, ())) == []

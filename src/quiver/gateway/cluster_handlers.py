@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -21,6 +21,7 @@ from quiver.metrics import render
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_outcomes
+from quiver.tasks import map_in_steps
 from quiver.wire.admin_messages import (
     AddManager,
     ClientInfo,
@@ -136,7 +137,6 @@ class ClusterHandlers:
         found = await self._find(deadline)
         request = ListClients()
         listed = (await self._router.ask(request, deadline=deadline))[0]
-        shown = [client for client in listed.clients if not client.name.startswith(GATEWAY_PRODUCER_PREFIX)]
         return contract.HealthAnswer(
             brokers=[
                 contract.BrokerHealthItem(
@@ -144,8 +144,8 @@ class ClusterHandlers:
                 )
                 for node in _brokers(found)
             ],
-            producers=[_client_item(client) for client in shown if client.kind == "producer"],
-            consumers=[_client_item(client) for client in shown if client.kind == "consumer"],
+            producers=await map_in_steps(_client_item, _shown(listed.clients, "producer")),
+            consumers=await map_in_steps(_client_item, _shown(listed.clients, "consumer")),
         )
 
     async def list_brokers(self, _: contract.Parameters) -> contract.BrokersAnswer:
@@ -253,6 +253,11 @@ def _describe_role(node: NodeDescribed) -> str:
     if "manager" in node.roles:
         return f"manager running ({'primary' if node.primary == node.node else 'replica'})"
     return "broker running" if "broker" in node.roles else "gateway running"
+
+
+def _shown(clients: Iterable[ClientInfo], kind: str) -> list[ClientInfo]:
+    """Return the clients of a kind without the producers of gateways."""
+    return [one for one in clients if one.kind == kind and not one.name.startswith(GATEWAY_PRODUCER_PREFIX)]
 
 
 def _client_item(client: ClientInfo) -> contract.ClientHealthItem:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any, get_args
 
 import msgspec
@@ -28,7 +29,8 @@ from quiver.metadata.commands import decode_payload
 from quiver.security import PrincipalKind
 from quiver.security.certificates import Authority
 from quiver.security.tokens import Token, new_token
-from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
+from quiver.tasks import gather_in_steps
+from quiver.wire.admin_messages import ClientsFound, ListClients, ListHolds, ListManagers, ListMoves
 from quiver.wire.group_messages import HEARTBEAT_WAIT_MS_MAX, DescribeGroups, GroupAssignment, GroupHeartbeat
 from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
 from quiver.wire.requests import Request
@@ -95,7 +97,8 @@ class AdminService:
     async def _list_clients(self, _: Caller, request: ListClients, __: memoryview) -> Answer:
         view = await self._store.read()
         now_ms, alive_ms = self._clock.wall_ms(), self._settings.client_alive_ms
-        return describe.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms), ()
+        parts = describe.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms)
+        return ClientsFound(clients=tuple(chain.from_iterable(await gather_in_steps(parts)))), ()
 
     async def _list_moves(self, _: Caller, __: ListMoves, ___: memoryview) -> Answer:
         return describe.describe_moves(await self._store.read()), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 from quiver.metadata import (
     BrokerRow,
@@ -19,7 +20,6 @@ from quiver.metadata.rows import FIRST_PARTITION_GROUP
 from quiver.model import GroupId, NodeId, Offset
 from quiver.wire.admin_messages import (
     ClientInfo,
-    ClientsFound,
     HoldInfo,
     HoldsFound,
     ListClients,
@@ -29,6 +29,9 @@ from quiver.wire.admin_messages import (
     MovesFound,
 )
 from quiver.wire.messages import GetMetadata, MetadataFound, NodeInfo, PartitionInfo, RetentionInfo, TopicInfo
+
+CLIENTS_PER_STEP = 500
+"""Clients in one part of `describe_clients`: one or two milliseconds."""
 
 
 def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None) -> MetadataFound:
@@ -59,17 +62,15 @@ def _purged_groups(view: View, groups: Iterable[GroupId]) -> Iterator[GroupId]:
             yield group
 
 
-def describe_clients(view: View, asked: ListClients, *, now_ms: int, alive_ms: int) -> ClientsFound:
-    """Return the requested producers and consumers, producers first, by id.
+def describe_clients(view: View, asked: ListClients, *, now_ms: int, alive_ms: int) -> Iterator[list[ClientInfo]]:
+    """Yield the requested producers and consumers, producers first, by id; in parts, each made in a small step.
 
     A client is alive if its last heartbeat is at most `alive_ms` before `now_ms`, by the wall clock.
     """
-    found = (
-        _client(view, kind, client, now_ms=now_ms, alive_ms=alive_ms)
-        for kind, client in _clients(view)
-        if asked.kind in ("", kind.value)
-    )
-    return ClientsFound(clients=tuple(info for info in found if asked.topic is None or asked.topic in info.topics))
+    left = _clients(view, asked.kind)
+    while step := list(islice(left, CLIENTS_PER_STEP)):
+        found = (_client(view, kind, client, now_ms=now_ms, alive_ms=alive_ms) for kind, client in step)
+        yield [info for info in found if asked.topic is None or asked.topic in info.topics]
 
 
 def describe_moves(view: View) -> MovesFound:
@@ -178,11 +179,12 @@ def _partition(partition: PartitionRow) -> PartitionInfo:
     )
 
 
-def _clients(view: View) -> Iterator[tuple[EntityKind, ProducerRow | ConsumerRow]]:
-    for _, producer in sorted(view.producers.items()):
-        yield EntityKind.PRODUCER, producer
-    for _, consumer in sorted(view.consumers.items()):
-        yield EntityKind.CONSUMER, consumer
+def _clients(view: View, asked_kind: str) -> Iterator[tuple[EntityKind, ProducerRow | ConsumerRow]]:
+    """Yield the clients of a kind, or all; the tables of a view are in the order of the ids."""
+    if asked_kind in ("", EntityKind.PRODUCER.value):
+        yield from ((EntityKind.PRODUCER, producer) for producer in view.producers.values())
+    if asked_kind in ("", EntityKind.CONSUMER.value):
+        yield from ((EntityKind.CONSUMER, consumer) for consumer in view.consumers.values())
 
 
 def _client(

@@ -134,7 +134,7 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
     """Only replicas of this topic."""
 
 
-class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A registered producer or consumer; a consumer's name is the `request_id` that it first registered with."""
 
     kind: Literal["producer", "consumer"]

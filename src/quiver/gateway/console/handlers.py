@@ -30,6 +30,7 @@ from quiver.model import ConsumerId, NodeId, Offset, PartitionId
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, RouterOptions, gather_outcomes
+from quiver.tasks import map_in_steps
 from quiver.wire.admin_messages import ClientInfo, DescribeNode, ListClients
 from quiver.wire.messages import (
     AddPartitionsRequest,
@@ -169,7 +170,8 @@ class ConsoleHandlers:
         clients = (await self._router.ask(ListClients(kind="consumer"), deadline=self._deadline()))[0].clients
         lags = await self._find_lags()
         view = self._view()
-        return contract.ConsumersAnswer(consumers=[_consumer_item(client, lags, view) for client in clients])
+        items = await map_in_steps(lambda client: _consumer_item(client, lags, view), clients)
+        return contract.ConsumersAnswer(consumers=items)
 
     async def describe_consumer(self, given: contract.ConsumerQuery) -> contract.ConsumerAnswer:
         """Return a consumer's position in every partition."""
