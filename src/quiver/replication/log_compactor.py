@@ -19,17 +19,41 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from quiver.errors import invariant
-from quiver.model import Index, Offset
-from quiver.raft import Raft
+from quiver.model import Index, Offset, Term
+from quiver.raft import Configuration, Raft
 from quiver.replication.applier import Applier
-from quiver.replication.member_files import SnapshotState, decode_snapshot_state, encode_snapshot_state
+from quiver.replication.member_files import (
+    SnapshotState,
+    decode_snapshot_state,
+    encode_snapshot_state,
+    join_snapshot_state,
+)
 from quiver.replication.persistence import Persistence
 from quiver.storage import Log, StoredSnapshot
-from quiver.tasks import join_in_steps
+from quiver.tasks import gather_in_steps
 
 MakeState = Callable[[Index, Offset], bytes]
 """Returns the state of a machine that has applied nothing up to this index, with records up to this offset removed."""
+
+
+class AppliedState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state to save, in the parts in which it was encoded."""
+
+    last_index: Index
+    last_term: Term
+    end_offset: Offset
+    configuration: Configuration
+    parts: list[bytes]
+
+    def join(self) -> StoredSnapshot:
+        """Return it as it is saved. To be called where it is saved: joining many MB would hold the event loop."""
+        state = join_snapshot_state(self.configuration, self.parts)
+        return StoredSnapshot(
+            last_index=self.last_index, last_term=self.last_term, end_offset=self.end_offset, state=state
+        )
 
 
 class LogCompactor:
@@ -60,11 +84,11 @@ class LogCompactor:
     async def take_snapshot(self) -> None:
         """Save the state, and remove from the log what the previous snapshot covers."""
         async with self._turn:
-            snapshot = await self._describe_now()
-            if snapshot is None:
+            applied = await self._describe_now()
+            if applied is None:
                 return
-            oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
-            self._on_saved(snapshot.last_index)
+            oldest = await self._run(lambda: self._persistence.save_snapshot(applied.join()))
+            self._on_saved(applied.last_index)
             await self._log.truncate_prefix(Index(oldest + 1))
             self._raft.compacted(self._log.first_index)
 
@@ -124,13 +148,13 @@ class LogCompactor:
     async def _checkpoint(self) -> None:
         if self._applier.index <= self.checkpoint_index:
             return
-        checkpoint = await self._describe_now()
-        if checkpoint is not None:
-            await self._run(partial(self._persistence.save_checkpoint, checkpoint))
-            self.checkpoint_index = checkpoint.last_index
-            self._on_saved(checkpoint.last_index)
+        applied = await self._describe_now()
+        if applied is not None:
+            await self._run(lambda: self._persistence.save_checkpoint(applied.join()))
+            self.checkpoint_index = applied.last_index
+            self._on_saved(applied.last_index)
 
-    async def _describe_now(self) -> StoredSnapshot | None:
+    async def _describe_now(self) -> AppliedState | None:
         """Return the applied state; None if there is none, or it is in doubt, or a new member has no configuration."""
         if self._applier.is_torn:
             return None
@@ -140,6 +164,7 @@ class LogCompactor:
         configuration = self._persistence.configuration_at(last_index)
         if last_term is None or end_offset is None or configuration is None or not last_index:
             return None
-        machine = await join_in_steps(self._applier.snapshot())  # frozen here: entries are applied meanwhile
-        state = encode_snapshot_state(SnapshotState(configuration, machine))
-        return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
+        parts = await gather_in_steps(self._applier.snapshot())  # frozen here: entries are applied meanwhile
+        return AppliedState(
+            last_index=last_index, last_term=last_term, end_offset=end_offset, configuration=configuration, parts=parts
+        )

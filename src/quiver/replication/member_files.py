@@ -14,7 +14,7 @@ They are written in an order that makes every crash recoverable here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -246,6 +246,20 @@ def decode_membership(data: bytes) -> Membership:
 def encode_snapshot_state(state: SnapshotState) -> bytes:
     """Encode the content of a snapshot file."""
     return msgspec.msgpack.encode(state)
+
+
+def join_snapshot_state(configuration: Configuration, machine_parts: Sequence[bytes]) -> bytes:
+    """Return what `encode_snapshot_state` returns for a machine's state in parts, which are copied only once."""
+    empty = encode_snapshot_state(SnapshotState(configuration, b""))
+    head = empty.removesuffix(_bytes_header(0)) + _bytes_header(sum(map(len, machine_parts)))
+    return b"".join((head, *machine_parts))  # releases the interpreter's lock while it copies
+
+
+def _bytes_header(count: int) -> bytes:
+    """Return the header of msgpack bytes."""
+    if count < 1 << 8:
+        return b"\xc4" + count.to_bytes(1, "big")
+    return b"\xc5" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xc6" + count.to_bytes(4, "big")
 
 
 def decode_snapshot_state(data: bytes) -> SnapshotState:

@@ -25,7 +25,7 @@ from quiver.raft import (
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.replication.codec import AppendHead, EnvelopeHeader, GroupMessage, decode_envelope, encode_envelope
 from quiver.replication.entries import CONTROL_STATE, decode_entry, encode_own_entry
-from quiver.replication.member_files import SnapshotState, encode_snapshot_state
+from quiver.replication.member_files import SnapshotState, encode_snapshot_state, join_snapshot_state
 from quiver.storage import StoredSnapshot as SnapshotFile
 
 GROUP = GroupId(7)
@@ -67,6 +67,14 @@ def test_snapshot_carries_its_file() -> None:
         else:
             with pytest.raises(DecodeError, match="announced"):
                 received.as_message()
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 65_535, 65_536, 1 << 21])
+def test_state_joined_from_parts_is_the_state_encoded_at_once(count: int) -> None:
+    machine = bytes(range(256)) * (count // 256 + 1)
+    parts = [machine[: count // 3], b"", machine[count // 3 : count]]
+    encoded = encode_snapshot_state(SnapshotState(MEMBERS, machine[:count]))
+    assert join_snapshot_state(MEMBERS, parts) == encoded
 
 
 def test_snapshot_with_foreign_state_is_refused() -> None:
