@@ -5,7 +5,8 @@
 *Loop lag*: one real replica on a real disk, whose state has that many producers, eight batches each, and as many
 cursors. A ticker of 1 ms runs beside each piece of work; the figure is the most processor time that the loop's thread
 used between two ticks, so that other programs on the machine do not count. The work is done as a node does it, beside a
-plain run of the same work in one piece.
+plain run of the same work in one piece. The metadata has as many producers and as many consumers, all of one topic that
+keeps its records until they are consumed.
 
 *Soak*: clients register, write or move a cursor, and vanish, in rounds; the primary's expiry and the partition's
 cleaner remove them, with their real commands and entries. Memory, the sizes of both snapshots and the number of rows
@@ -23,13 +24,22 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from quiver.broker.client_checks import check_has_consumers
+from quiver.broker.consumer_lags import find_lags
+from quiver.broker.explanation import find_slowest
+from quiver.broker.replica_table import HostedReplica, ReplicaTable
+from quiver.broker.retention import derive_policy
 from quiver.cli.node import _tune_garbage_collector
 from quiver.clock import SystemClock
 from quiver.config import LogSettings, PartitionSettings, ReplicationSettings
 from quiver.features import LEVEL_MAX
+from quiver.manager.describe import describe_clients
 from quiver.metadata.apply import apply
 from quiver.metadata.commands import (
     AnyCommand,
@@ -42,18 +52,21 @@ from quiver.metadata.commands import (
     SilentClient,
     TopicSelection,
 )
-from quiver.metadata.rows import EntityKind
-from quiver.metadata.state import LogPosition, MetadataState
+from quiver.metadata.rows import EntityKind, Retention
+from quiver.metadata.state import LogPosition, MetadataState, View
 from quiver.metadata.state_machine import MetadataStateMachine
-from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, ProducerId, Term
+from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
 from quiver.partition import PartitionState, Replica
 from quiver.partition.entries import ProducerSnapshot, SentBatch
+from quiver.partition.maintenance import find_trim
 from quiver.partition.producers import WINDOW_BATCHES
 from quiver.raft import Configuration
 from quiver.record import build_batch
 from quiver.replication import Member, Replicator
-from quiver.storage import SystemDisk, ThreadExecutor
-from quiver.tasks import join_in_steps, new_event_loop, run_in_steps
+from quiver.replication.member_files import join_snapshot_state
+from quiver.storage import Lane, SystemDisk, ThreadExecutor
+from quiver.tasks import gather_in_steps, new_event_loop, run_in_steps
+from quiver.wire.admin_messages import ClientsFound, ListClients
 from table import Row, show
 
 TICK_S = 0.001
@@ -120,7 +133,7 @@ def fill(state: PartitionState, clients: int) -> None:
         sent = tuple(SentBatch(at * 10, at * 10 + 10, Offset(number * 80 + at * 10)) for at in range(WINDOW_BATCHES))
         rows.append(ProducerSnapshot(ProducerId(number), 3, 10 * WINDOW_BATCHES, sent, Index(number)))
     state.producers.replace(rows)
-    numbers = list(range(clients))
+    numbers = list(range(1, clients + 1))
     random.Random(1).shuffle(numbers)
     state.cursors = {ConsumerId(number): Offset(0) for number in numbers}
 
@@ -157,6 +170,68 @@ async def restore(state: PartitionState | MetadataStateMachine, data: bytes) -> 
     state.restore(data)
 
 
+async def save(view: View, voters: Configuration, executor: ThreadExecutor) -> None:
+    """Encode the metadata for a snapshot file, as `LogCompactor` does."""
+    parts = await gather_in_steps(view.encode_steps())
+    await executor.submit(lambda: join_snapshot_state(voters, parts), Lane.RECOVERY)
+
+
+def reads(metadata: MetadataState, replica: Replica) -> Iterator[tuple[str, Coroutine[Any, Any, object]]]:
+    """Yield what a node does with all clients of a partition, each after one more consumer has registered."""
+    for number, (what, read) in enumerate(READS.items()):
+        register(metadata, 1_000_000 + number)
+        metadata.view()
+        yield what, read(metadata, replica)
+
+
+async def read_lags(metadata: MetadataState, replica: Replica) -> None:
+    table = ReplicaTable(NodeId(1), metadata.view, clock=SystemClock(), silence_ms_max=1_000)
+    table.add(KEY, GroupId(1)).open(replica)
+    assert await find_lags(metadata.view(), table)
+
+
+async def check_after_registration(metadata: MetadataState, _: Replica) -> None:
+    register(metadata, 2_000_000)
+    check_has_consumers(metadata.view(), KEY[0])
+
+
+async def decide_trim(metadata: MetadataState, replica: Replica) -> None:
+    policy = derive_policy(metadata.view(), HostedReplica(KEY, GroupId(1)))
+    assert policy.consumers is not None
+    assert len(policy.consumers) < len(replica.state.cursors), "with too few cursors nothing would be compared"
+    assert find_trim(replica.state, policy, now_ms=0) is None
+
+
+async def explain(metadata: MetadataState, replica: Replica) -> None:
+    assert await find_slowest(replica.state, metadata.view(), KEY)
+
+
+async def list_clients(metadata: MetadataState, _: Replica) -> None:
+    assert (await find_clients(metadata, ListClients())).clients
+
+
+async def list_consumers(metadata: MetadataState, _: Replica) -> None:
+    assert msgspec.msgpack.encode(await find_clients(metadata, ListClients(kind="consumer")))
+
+
+async def find_clients(metadata: MetadataState, asked: ListClients) -> ClientsFound:
+    parts = await gather_in_steps(describe_clients(metadata.view(), asked, now_ms=1, alive_ms=1))
+    return ClientsFound(clients=tuple(chain.from_iterable(parts)))
+
+
+KEY = (TopicId(1), PartitionId(0))
+ENCODED = "list of consumers, and its answer encoded at once"
+"""Without a target: frames are not encoded in steps."""
+READS = {
+    "consumer lags": read_lags,
+    "registration and check for consumers": check_after_registration,
+    "retention by consumption": decide_trim,
+    "slowest consumers": explain,
+    "list of clients": list_clients,
+    ENCODED: list_consumers,
+}
+
+
 class AllGone:
     """Metadata in which every client was removed."""
 
@@ -172,6 +247,9 @@ class AllGone:
 async def measure_lag(clients: int) -> list[Row]:
     rows: list[Row] = []
     _tune_garbage_collector()
+    metadata = formed()
+    for number in range(clients - len(READS) - 1):
+        register(metadata, number)
 
     def add(what: str, meter: LagMeter, target: float | None = TARGET_MS) -> None:
         rows.append(Row(what, max(meter.held_ms), "ms", target=target))
@@ -198,6 +276,9 @@ async def measure_lag(clients: int) -> list[Row]:
             add("state snapshot into the log", await lag_of(replica.maintain(0)))
             assert state.trim_points, "a snapshot was written"
             await replica.append(bytearray(build_batch([b"v"], timestamp=1)))
+            for what, work in reads(metadata, replica):
+                gc.collect()
+                add(what, await lag_of(work), None if what == ENCODED else TARGET_MS)
             data = state.snapshot()
             whole, sliced = PartitionState(), PartitionState()
             add("restore in one piece (before)", await lag_of(in_one_piece(lambda: whole.restore(data))), None)
@@ -216,14 +297,13 @@ async def measure_lag(clients: int) -> list[Row]:
             assert not state.cursors
             assert not len(state.producers)
             await replica.close()
-    metadata = formed()
-    for number in range(clients // 2):
-        register(metadata, number)
-    view = metadata.view()
-    add("metadata snapshot in one piece (before)", await lag_of(in_one_piece(view.encode)), None)
-    add("metadata snapshot", await lag_of(join_in_steps(view.encode_steps())))
+        view = metadata.view()
+        gc.collect()
+        add("metadata snapshot in one piece (before)", await lag_of(in_one_piece(view.encode)), None)
+        add("metadata snapshot", await lag_of(save(view, voters, executor)))
     data, whole_machine, sliced_machine = view.encode(), machine(), machine()
     add("metadata restore in one piece (before)", await lag_of(in_one_piece(lambda: whole_machine.restore(data))), None)
+    gc.collect()
     add("metadata restore", await lag_of(restore(sliced_machine, data)))
     assert sliced_machine.snapshot() == data
     return rows
@@ -232,12 +312,15 @@ async def measure_lag(clients: int) -> list[Row]:
 # -- soak ----------------------------------------------------------------------------------------
 
 
+KEPT = Retention(until_consumed=True)
+
+
 def formed() -> MetadataState:
     state = MetadataState()
     commands: list[AnyCommand] = [
         InitCluster(now_ms=1, cluster_id="bench", feature_level=LEVEL_MAX),
         RegisterBroker(now_ms=1, broker_id=NodeId(1), identity="one", wire_address="127.0.0.1:1"),
-        CreateTopicCommand(now_ms=1, topic="logs", replicas=1, assignments=((NodeId(1),),)),
+        CreateTopicCommand(now_ms=1, topic="logs", replicas=1, assignments=((NodeId(1),),), retention=KEPT),
     ]
     for command in commands:
         do(state, command)

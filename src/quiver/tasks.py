@@ -265,11 +265,6 @@ async def run_in_steps(steps: Iterable[object]) -> None:
         await asyncio.sleep(0)
 
 
-async def join_in_steps(steps: Iterable[bytes]) -> bytes:
-    """Return the joined parts of an iterator; others get a turn of the event loop between its steps."""
-    return b"".join(await gather_in_steps(steps))
-
-
 async def gather_in_steps(steps: Iterable[T]) -> list[T]:
     """Return the parts of an iterator; others get a turn of the event loop between its steps."""
     parts: list[T] = []
