@@ -51,7 +51,7 @@ LEVELS = (
             "sessions: of the users of one consumer name, only the newest reads and commits",
             "nodes without certificates prove by a secret that they belong to the cluster",
             "users, tokens, roles and grants; owners of clients; the principal of every change in the metadata's log",
-            "quotas of principals, roles and topics; owners of topics",
+            "quotas of principals, roles and topics; owners of topics and holds",
             "topics whose replicas encrypt their files",
             "work queues: leases, acknowledgements and dead letters in every partition",
             "consumer groups: members that share the partitions of topics",
