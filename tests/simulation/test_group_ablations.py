@@ -72,9 +72,11 @@ class FewClients(ClusterModel):
 class Members(FewClients):
     """Members of a group, which die, stand still and leave."""
 
+    outsiders: int = 0
+
     def draw_knobs(self, rng: Rng) -> ClusterKnobs:
         plan = replace(draw_members(rng, is_calm=False), members=3, instances=0, session_timeout_ms=1_000, p_pause=0.1)
-        return replace(self.draw_few(rng), members=plan)
+        return replace(self.draw_few(rng), members=replace(plan, outsiders=self.outsiders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ ABLATIONS: dict[str, tuple[ClusterModel, Callable[[], AbstractContextManager[obj
         ("zombie-commit", "zombie-read", "commit-undone", "cursor-passed"),
         0,
     ),
+    "fence_of_outsiders": (Members(outsiders=1), without(CursorMoves, "check_plain", lambda *_: None), ("M6",), 0),
     "epoch_bump": (Members(), without_group(GroupSafeguard.EPOCH_BUMP), ("epoch-shared",), 0),
     "take_before_give": (Members(), without_group(GroupSafeguard.TAKE_BEFORE_GIVE), ("M1", "M5"), 0),
     "failover_grace": (Members(), without_group(GroupSafeguard.FAILOVER_GRACE), ("M4",), 0),
@@ -173,7 +176,9 @@ def test_simulation_notices_when_a_safeguard_is_off(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Members(), Workers(), Workers(order="key")], ids=["members", "workers", "workers_by_key"]
+    "model",
+    [Members(), Members(outsiders=1), Workers(), Workers(order="key")],
+    ids=["members", "outsiders", "workers", "workers_by_key"],
 )
 def test_simulation_finds_nothing_while_all_safeguards_are_on(model: ClusterModel) -> None:
     report = run_seed(model, 1)

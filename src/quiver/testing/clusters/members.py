@@ -60,6 +60,10 @@ class MemberWorkload(ProcessWorkload):
         """Return its id in the group, if it is a member now."""
         return None if self.consumer is None else self.consumer.member_id
 
+    def begun_epoch(self, place: Place) -> int:
+        """Return the epoch that it has begun in a partition; 0: none."""
+        return self._epochs.get(place, 0)
+
     async def work(self, cluster: AsyncCluster) -> bool:
         """Read until the group has consumed everything, or until the program is restarted."""
         self._epochs.clear()

@@ -32,6 +32,7 @@ from quiver.testing.clusters.holders import HolderWorkload, require_holds_expire
 from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.members import MemberWorkload, require_assigned, require_consumed
 from quiver.testing.clusters.operations import FAULTS
+from quiver.testing.clusters.outsiders import OutsiderWorkload
 from quiver.testing.clusters.swarm import ALL_KINDS, ClusterKnobs, TopicPlan, draw_cluster_knobs
 from quiver.testing.clusters.versions import require_metadata_versions, require_raised_above, require_versions
 from quiver.testing.clusters.visitors import VisitorWorkload
@@ -145,8 +146,9 @@ def make_clients(world: ClusterWorld, prefix: str = "") -> list[ClientWorkload]:
         clients += [JobSenderWorkload(world, f"{prefix}boss-{at}", topic) for at in range(knobs.queue.senders)]
         clients += [WorkerWorkload(world, f"{prefix}worker-{at}", topic) for at in range(knobs.queue.workers)]
     if knobs.members is not None:
-        count = knobs.members.members
+        count, outsiders = knobs.members.members, knobs.members.outsiders
         clients += [MemberWorkload(world, f"{prefix}member-{at}", knobs.topics[0]) for at in range(count)]
+        clients += [OutsiderWorkload(world, f"{prefix}outsider-{at}", knobs.topics[0]) for at in range(outsiders)]
     return clients
 
 

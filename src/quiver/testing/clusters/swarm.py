@@ -153,6 +153,8 @@ class MembersPlan:
     """How likely a member leaves and comes back, after each step."""
     is_told: bool
     """Whether members ask to be told of partitions that they lose."""
+    outsiders: int = 0
+    """Clients that use the group's cursors without being members."""
     group: str = "members"
 
 
@@ -295,6 +297,7 @@ def draw_members(rng: Rng, *, is_calm: bool) -> MembersPlan:
         p_pause=0.0 if is_calm else pick(rng, (0.0, 0.05, 0.15)),
         p_leave=pick(rng, (0.0, 0.01, 0.05)),
         is_told=rng.random() < 0.6,
+        outsiders=pick(rng, (0, 1)),
     )
 
 
