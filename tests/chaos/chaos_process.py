@@ -161,11 +161,11 @@ class Worker(Program):
             argument = {"group": WORKERS, "kind": "ack", "records": records, "ms": 0}
             call = self.recorder.invoke(self.proc, "settle", self.key(partition_id), argument)
             try:
-                stale = queue.thread.run(queue.core.settle_ranges("ack", partition_id, ranges))
+                refused = queue.thread.run(queue.core.settle_ranges("ack", partition_id, ranges))
             except QuiverError as error:
                 self.fail(call, error)
             else:
-                call.ok(sorted([offset, grant] for grant, offset in stale))
+                call.ok(sorted([offset, grant] for grant, offset in refused.stale))
 
     def _is_settled(self, cluster: quiver.Cluster) -> bool:
         try:

@@ -129,6 +129,27 @@ def test_order_leases_and_receipts(run: Run) -> None:
     run(scenario)
 
 
+def test_late_acknowledgement_of_a_settled_job_is_refused(run: Run) -> None:
+    async def scenario(cluster: AsyncCluster, topic: str) -> None:
+        await fill(cluster, topic, ["a", "b"])
+        queue = await cluster.queue(topic, group=topic, lease=0.2, max_attempts=2)
+        late = await receive(queue, 2)
+        await asyncio.sleep(0.3)
+        again = await receive(queue, 2)
+        await again[0].ack()
+        async with asyncio.timeout(60):
+            while (await cluster.describe_queue(topic)).partitions[0].cursor < 2:  # the other one is a dead letter
+                await queue.receive(timeout=0.1)
+        for job in (*late, again[1]):
+            with pytest.raises(FencedError) as caught:
+                await job.ack()
+            assert caught.value.code == "stale_receipt"
+            assert job.is_lost
+        await again[0].ack()
+
+    run(scenario)
+
+
 def test_returns_delays_and_backoff(run: Run) -> None:
     async def scenario(cluster: AsyncCluster, topic: str) -> None:
         clock = cluster.router.clock

@@ -68,7 +68,8 @@ class AsyncJob(LeasedJob):
         """Acknowledge the job: it is done, and is never delivered again once this returns.
 
         Raises:
-            FencedError: the lease had ended and another worker has the job (`stale_receipt`): this was not done.
+            FencedError: the lease had ended, and another worker has the job, or it is settled or a dead letter
+                (`stale_receipt`): this was not done.
         """
         await self.queue.core.settle("ack", (self,))
 
@@ -100,7 +101,7 @@ class AsyncJob(LeasedJob):
     ) -> None:
         core = self.queue.core
         core.alive.pop(self, None)
-        if self.is_settled:
+        if self.is_settled and not self.is_lost:
             return
         if kind is None:
             await self.ack()

@@ -26,7 +26,18 @@ import msgspec
 from quiver.backoff import Backoff
 from quiver.client.delivery import copy_error
 from quiver.client.options import QueueOptions
-from quiver.client.queue_jobs import LeasedJob, LeaseGrant, Range, Receipt, SettleKind, raise_lost, to_ranges
+from quiver.client.queue_jobs import (
+    LeasedJob,
+    LeaseGrant,
+    Range,
+    Refusals,
+    SettleKind,
+    find_lost,
+    merge_refusals,
+    raise_lost,
+    to_ranges,
+)
+from quiver.client.queue_place import QueuePlace
 from quiver.client.queue_settler import PartitionSettler, check_topic, name_deleted
 from quiver.errors import (
     DecodeError,
@@ -62,36 +73,6 @@ CLOSE_MS: Final = 5_000
 """Longest time that a closing queue waits for its requests, and for the release of its records."""
 
 MakeJob = Callable[[Record, int, LeaseGrant, int], LeasedJob]
-
-
-class QueuePlace:
-    """What is known of the queue in one partition."""
-
-    __slots__ = (
-        "backoff",
-        "checked_ms",
-        "empty_until_ms",
-        "expected",
-        "is_asked",
-        "is_polled",
-        "partition_id",
-        "sent_ms",
-        "settler",
-    )
-
-    def __init__(self, partition_id: PartitionId, settler: PartitionSettler, backoff: Backoff) -> None:
-        self.partition_id, self.settler, self.backoff = partition_id, settler, backoff
-        self.empty_until_ms = 0
-        """It is not asked again before, unless to wait for records."""
-        self.is_asked = False
-        """Whether a receive is in flight."""
-        self.is_polled = False
-        """Whether that waits for records."""
-        self.expected = 0
-        """The records that it was sent for."""
-        self.sent_ms = 0
-        self.checked_ms = -1
-        """When it answered last, or could not be asked."""
 
 
 class _Waiter(msgspec.Struct, eq=False):
@@ -371,13 +352,14 @@ class QueueCore:
         """Acknowledge, return, release or reject jobs; those for which the same was done before are left out.
 
         Raises:
-            FencedError: some were delivered to other workers meanwhile (`stale_receipt`); all others are settled.
+            FencedError: some were delivered to other workers or settled meanwhile (`stale_receipt`); all others are
+                settled.
             ConflictError: one was settled differently before (`job_settled`); none was settled now.
             RequestError: one is of another group or topic (`foreign_job`); none was settled now.
         """
         begun: list[LeasedJob] = []
         lost: list[LeasedJob] = []
-        is_known = False
+        is_known = is_not_done = False
         try:
             for job in jobs:
                 if job.settled is None:
@@ -388,13 +370,16 @@ class QueueCore:
                 else:
                     job.check_settled(kind)
             if begun:
-                stale = await self._send(kind, begun, argument)
-                lost += [job for job in begun if (job.grant, job.record.offset) in stale] if stale else []
+                lost += await self._send(kind, begun, argument)
                 is_known = True
+        except QuiverError as error:
+            is_not_done = error.outcome == "not_done" and len(begun) == 1  # of several, others may be done
+            raise
         finally:
             alive = self.alive
             for job in begun:
                 job.settled = kind if is_known else None
+                job.is_doubtful |= not (is_known or is_not_done)
                 if alive:
                     alive.pop(job, None)
         for job in lost:
@@ -416,19 +401,21 @@ class QueueCore:
             job.check_unsettled()
         lasting_ms = self._lease_ms if lease_ms is None else lease_ms
         ends_ms = self._clock.monotonic_ms() + lasting_ms
-        stale = await self._send("extend", asked, lasting_ms)
+        refused = await self._send("extend", asked, lasting_ms)
         for job in asked:
-            is_lost = (job.grant, job.record.offset) in stale
-            job.ends_ms = 0 if is_lost else ends_ms
-            if is_lost:
-                self.alive.pop(job, None)
-                lost.append(job)
+            job.ends_ms = ends_ms
+        for job in refused:
+            job.ends_ms = 0
+            self.alive.pop(job, None)
+            if job.settled is None and not job.is_doubtful:  # else the call that settles it says how that ended
+                job.settled = "lost"
+        lost += refused
         raise_lost(lost, others=len(unique) - len(lost))
 
     async def settle_ranges(
         self, kind: SettleKind, partition_id: PartitionId, ranges: Sequence[Range], argument: Any = None
-    ) -> set[Receipt]:
-        """Settle by receipts, which may be of another process; return those that are stale.
+    ) -> Refusals:
+        """Settle by receipts, which may be of another process; return those for which nothing was done.
 
         A record may be named under several grants, as a worker does that got it again.
         """
@@ -439,24 +426,22 @@ class QueueCore:
             raise NotFoundError(message, code="unknown_partition")
         futures = self._places[partition_id].settler.add(kind, ranges, argument)
         await asyncio.wait(futures)
-        return {receipt for future in futures for receipt in future.result()}
+        return merge_refusals(future.result() for future in futures)
 
-    async def _send(self, kind: SettleKind, jobs: Sequence[LeasedJob], argument: Any) -> set[tuple[LeaseGrant, int]]:
-        """Return the stale receipts, as grants and offsets."""
+    async def _send(self, kind: SettleKind, jobs: Sequence[LeasedJob], argument: Any) -> list[LeasedJob]:
+        """Settle or extend jobs; return those that are lost."""
         if self._failure is not None and kind != "release":
             raise copy_error(self._failure)
-        waiting: list[tuple[LeaseGrant, asyncio.Future[list[Receipt]]]] = []
+        waiting: list[tuple[LeaseGrant, asyncio.Future[Refusals]]] = []
         by_grant = to_ranges(jobs)
         for grant in by_grant:
             self._check_grant(grant)
         for grant, ranges in by_grant.items():
             futures = self._places[grant.partition_id].settler.add(kind, ranges, argument)
             waiting += [(grant, future) for future in futures]
-        if len(waiting) == 1:
-            return {(waiting[0][0], offset) for _, offset in await waiting[0][1]}
-        if waiting:
+        if len(waiting) > 1:
             await asyncio.wait([future for _, future in waiting])
-        return {(grant, offset) for grant, future in waiting for _, offset in future.result()}
+        return find_lost(jobs, [(grant, await future) for grant, future in waiting])
 
     def _check_grant(self, grant: LeaseGrant) -> None:
         """Refuse jobs that came from elsewhere: their receipts would name leases of other workers here."""

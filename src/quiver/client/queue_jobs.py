@@ -53,6 +53,8 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
     ends_ms: int
     """When the lease ends at the earliest, by the monotonic clock of this process; 0: another worker has it."""
     is_extending: bool = False
+    is_doubtful: bool = False
+    """Whether a call that may have settled it failed: one that finds it settled may repeat that call."""
     settled: SettleKind | Literal["in_progress", "lost"] | None = None
     """How it was settled; None: not yet. Lost: it cannot be settled, its receipt was refused."""
 
@@ -107,7 +109,7 @@ class LeasedJob(msgspec.Struct, eq=False, repr_omit_defaults=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether a call for it was refused, because its lease had ended and another worker got the record."""
+        """Whether a call for it was refused, because its lease had ended, and the record went elsewhere."""
         return self.settled == "lost"
 
     def check_settled(self, kind: SettleKind) -> None:
@@ -136,6 +138,39 @@ Range = tuple[int, int, int]
 """First offset, number of records, grant."""
 Receipt = tuple[int, int]
 """Grant and offset: what names one lease of one record of a partition."""
+
+
+class Refusals(msgspec.Struct, frozen=True):
+    """Receipts for which a call did nothing."""
+
+    stale: frozenset[Receipt] = frozenset()
+    """Another worker has the record, or, unless it was to be acknowledged or rejected, it is settled."""
+    before: frozenset[Receipt] = frozenset()
+    """The record was settled before the call: by another receipt, or by an earlier call whose outcome was unknown."""
+
+
+def merge_refusals(refusals: Iterable[Refusals]) -> Refusals:
+    """Return the receipts of all of them."""
+    stale: set[Receipt] = set()
+    before: set[Receipt] = set()
+    for one in refusals:
+        stale |= one.stale
+        before |= one.before
+    return Refusals(frozenset(stale), frozenset(before))
+
+
+def find_lost(jobs: Iterable[LeasedJob], refusals: Iterable[tuple[LeaseGrant, Refusals]]) -> list[LeasedJob]:
+    """Return the jobs that were refused, and not because an earlier call that failed has settled them."""
+    refused: dict[LeaseGrant, list[Refusals]] = {}
+    for grant, one in refusals:
+        if one.stale or one.before:
+            refused.setdefault(grant, []).append(one)
+    return [job for job in jobs if any(_is_lost(job, one) for one in refused.get(job.grant, ()))]
+
+
+def _is_lost(job: LeasedJob, refused: Refusals) -> bool:
+    receipt = (job.grant.grant, job.record.offset)
+    return receipt in refused.stale or (receipt in refused.before and not job.is_doubtful)
 
 
 def to_ranges(jobs: Iterable[LeasedJob]) -> dict[LeaseGrant, list[Range]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from quiver.client.delivery import copy_error
-from quiver.client.queue_jobs import Range, Receipt, SettleKind
+from quiver.client.queue_jobs import Range, Receipt, Refusals, SettleKind
 from quiver.errors import ConflictError, NotFoundError, QuiverError
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.routing.router import Router
@@ -33,16 +33,19 @@ from quiver.wire.queue_messages import (
     ReceiptRange,
 )
 
+Spans = Sequence[tuple[int, int]]
+"""Ranges of offsets: the first, and the number of records."""
+
 
 class Settlement(msgspec.Struct, eq=False):
-    """Ranges that one call settles in one way, and the future of the receipts that were stale."""
+    """Ranges that one call settles in one way, and the future of the receipts that were refused."""
 
     kind: SettleKind
     ranges: Sequence[Range]
     argument: Any
     """Of a return, the delay in ms or None; of an extension, the lease in ms; of a rejection, the reason."""
     count: int
-    done: asyncio.Future[list[Receipt]]
+    done: asyncio.Future[Refusals]
 
     def items(self) -> list[Any]:
         """Return its ranges as they are sent."""
@@ -61,15 +64,19 @@ class Settlement(msgspec.Struct, eq=False):
         """Return its offsets."""
         return {offset for first, count, _ in self.ranges for offset in range(first, first + count)}
 
-    def finish(self, stale: Sequence[tuple[int, int]]) -> None:
-        """Resolve the future with those of its receipts whose offsets are in stale ranges."""
-        found: list[Receipt] = []
-        for stale_first, stale_count in stale:
-            for first, count, grant in self.ranges:
-                offsets = range(max(first, stale_first), min(first + count, stale_first + stale_count))
-                found.extend((grant, offset) for offset in offsets)
+    def finish(self, stale: Spans, before: Spans) -> None:
+        """Resolve the future with those of its receipts that are stale, and those that were settled before."""
         if not self.done.done():
-            self.done.set_result(found)
+            self.done.set_result(Refusals(self._receipts(stale), self._receipts(before)))
+
+    def _receipts(self, spans: Spans) -> frozenset[Receipt]:
+        """Return its receipts whose offsets are in ranges of offsets."""
+        return frozenset(
+            (grant, offset)
+            for span_first, span_count in spans
+            for first, count, grant in self.ranges
+            for offset in range(max(first, span_first), min(first + count, span_first + span_count))
+        )
 
     def fail(self, error: QuiverError) -> None:
         """Fail the call."""
@@ -101,14 +108,12 @@ class PartitionSettler:
         """Whether nothing is being settled."""
         return not self._is_running
 
-    def add(
-        self, kind: SettleKind, ranges: Sequence[Range], argument: Any = None
-    ) -> list[asyncio.Future[list[Receipt]]]:
-        """Settle ranges; return the futures of those that were stale."""
+    def add(self, kind: SettleKind, ranges: Sequence[Range], argument: Any = None) -> list[asyncio.Future[Refusals]]:
+        """Settle ranges; return the futures of those that were refused."""
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[list[Receipt]]] = []
+        futures: list[asyncio.Future[Refusals]] = []
         for part in _cut(ranges):
-            future: asyncio.Future[list[Receipt]] = loop.create_future()
+            future: asyncio.Future[Refusals] = loop.create_future()
             count = sum(one[1] for one in part)
             self._pending.append(Settlement(kind=kind, ranges=part, argument=argument, count=count, done=future))
             futures.append(future)
@@ -159,8 +164,9 @@ class PartitionSettler:
             extends=tuple(fields.get("extend", ())),
             rejects=tuple(fields.get("reject", ())),
         )
+        unknown: list[None] = []
         try:
-            settled = await self._ask(request)
+            settled = await self._ask(request, on_unknown=lambda: unknown.append(None))
         except QuiverError as error:
             named = name_deleted(error, self._group)
             for one in taken:
@@ -170,16 +176,19 @@ class PartitionSettler:
                 one.done.cancel()
             raise
         else:
+            before = () if unknown else settled.settled_before  # perhaps by an earlier attempt of this request
             for one in taken:
-                one.finish(settled.stale)
+                one.finish(settled.stale, before)
 
-    async def _ask(self, request: QueueSettle) -> QueueSettled:
+    async def _ask(self, request: QueueSettle, *, on_unknown: Callable[[], object]) -> QueueSettled:
         def build(info: TopicInfo) -> QueueSettle:
             check_topic(info, self._topic_id)
             return request
 
-        deadline = self._router.deadline()
-        return (await self._router.ask_leader(self._topic, self._partition_id, build, deadline=deadline))[0]
+        asking = self._router.ask_leader(
+            self._topic, self._partition_id, build, deadline=self._router.deadline(), on_unknown=on_unknown
+        )
+        return (await asking)[0]
 
 
 def check_topic(info: TopicInfo, topic_id: TopicId) -> None:

@@ -33,7 +33,8 @@ class Job(LeasedJob):
         """Acknowledge the job: it is done, and is never delivered again once this returns.
 
         Raises:
-            FencedError: the lease had ended and another worker has the job (`stale_receipt`): this was not done.
+            FencedError: the lease had ended, and another worker has the job, or it is settled or a dead letter
+                (`stale_receipt`): this was not done.
         """
         self.queue.thread.run(self.queue.core.settle("ack", (self,)))
 
@@ -64,7 +65,7 @@ class Job(LeasedJob):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.queue.core.alive.pop(self, None)
-        if self.is_settled:
+        if self.is_settled and not self.is_lost:
             return
         if kind is None:
             self.ack()

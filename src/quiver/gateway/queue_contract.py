@@ -106,3 +106,10 @@ class SettledAnswer(Answer, frozen=True):
         list[str] | UnsetType,
         Meta(description="Receipts of jobs that other workers have, or that are settled; nothing was done for them."),
     ] = UNSET
+    settled_before: Annotated[
+        list[str] | UnsetType,
+        Meta(
+            description="Of what was to be acknowledged or rejected, receipts of jobs that were settled before this "
+            "call: by an earlier attempt of it, or, if there was none, by another worker or as dead letters."
+        ),
+    ] = UNSET

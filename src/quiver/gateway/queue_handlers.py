@@ -166,20 +166,20 @@ class QueueHandlers:
                 raise RequestError(message, code="bad_receipt")
             by_partition.setdefault(receipt.partition_id, []).append((receipt.grant, receipt.offset))
         stale: set[tuple[int, Receipt]] = set()
+        before: set[tuple[int, Receipt]] = set()
         for partition_id, pairs in by_partition.items():
             ranges = merge_receipts(pairs)
             settling = core.settle_ranges(kind, PartitionId(partition_id), ranges, argument)
-            found = await self._use(given, on_behalf_of, opened, settling)
-            stale |= {(partition_id, receipt) for receipt in found}
-        lost = [
-            text
-            for text, one in zip(texts, receipts, strict=True)
-            if (one.partition_id, (one.grant, one.offset)) in stale
-        ]
+            refused = await self._use(given, on_behalf_of, opened, settling)
+            stale |= {(partition_id, receipt) for receipt in refused.stale}
+            before |= {(partition_id, receipt) for receipt in refused.before}
+        names = [(one.partition_id, (one.grant, one.offset)) for one in receipts]
+        lost = [text for text, name in zip(texts, names, strict=True) if name in stale]
+        known = [text for text, name in zip(texts, names, strict=True) if name in before]
         if len(lost) == len(texts):
             message = "not done: the leases have ended, and the jobs went to other workers or are settled"
             raise FencedError(message, code="stale_receipt")
-        return contract.SettledAnswer(count=len(texts) - len(lost), stale=lost or UNSET)
+        return contract.SettledAnswer(count=len(texts) - len(lost), stale=lost or UNSET, settled_before=known or UNSET)
 
     # -- dispatchers -----------------------------------------------------------------------------
 

@@ -192,8 +192,11 @@ class Router:
         *,
         deadline: Deadline,
         wait_ms: int = 0,
+        on_unknown: Callable[[], object] = lambda: None,
     ) -> tuple[R, memoryview]:
         """Return the answer of a partition's leader to the request that `build` makes for its topic.
+
+        `on_unknown` is called for each attempt that may have been done although it failed.
 
         A leader that does not know a client, or its epoch, may lag behind the node that registered it: such a refusal
         is final only if it is repeated by a leader that has all metadata that the primary had after the first one.
@@ -211,6 +214,8 @@ class Router:
             try:
                 return await self.try_leader(info, partition_id, request, payload, deadline=deadline, wait_ms=wait_ms)
             except QuiverError as error:
+                if error.outcome == "unknown":
+                    on_unknown()
                 if retry is None:
                     retry = self.retry(deadline, is_read=request.is_read, is_repeatable=request.is_repeatable)
                 try:

@@ -218,9 +218,10 @@ class MemoryQueues:
     ) -> QueueSettled:
         now_ms = self._clock.wall_ms()
         stale: list[tuple[Offset, int]] = []
+        before: list[tuple[Offset, int]] = []
         deadline_ms = 0
         for ack in request.acks:
-            for offset, _ in self._receipts(queue, ack.first, ack.count, ack.grant, stale, is_gap_done=True):
+            for offset, _ in self._receipts(queue, ack.first, ack.count, ack.grant, stale, before):
                 del queue.entries[offset]
         for release in request.releases:
             for _, entry in self._receipts(queue, release.first, release.count, release.grant, stale):
@@ -236,10 +237,10 @@ class MemoryQueues:
             for _, entry in self._receipts(queue, extension.first, extension.count, extension.grant, stale):
                 entry.time_ms = deadline_ms = now_ms + extension.lease_ms
         for reject in request.rejects:
-            for offset, _ in self._receipts(queue, reject.first, reject.count, reject.grant, stale, is_gap_done=True):
+            for offset, _ in self._receipts(queue, reject.first, reject.count, reject.grant, stale, before):
                 self._bury(name, settings, topic, partition, queue, offset, reject.reason)
         partition.wake()
-        return QueueSettled(stale=tuple(sorted(stale)), deadline_ms=deadline_ms)
+        return QueueSettled(stale=tuple(sorted(stale)), settled_before=tuple(sorted(before)), deadline_ms=deadline_ms)
 
     def _receipts(
         self,
@@ -248,16 +249,17 @@ class MemoryQueues:
         count: int,
         grant: int,
         stale: list[tuple[Offset, int]],
-        *,
-        is_gap_done: bool = False,
+        before: list[tuple[Offset, int]] | None = None,
     ) -> Iterator[tuple[Offset, _Entry]]:
-        """Yield the entries for which receipts are good; collect the stale ones."""
+        """Yield the entries for which receipts are good; collect the stale ones, and in `before` settled ones."""
         for offset in map(Offset, range(first, first + count)):
             entry = queue.entries.get(offset)
             if entry is not None and entry.state == "leased" and entry.grant == grant:
                 yield offset, entry
-            elif entry is not None or not is_gap_done or offset >= queue.next_offset:
+            elif entry is not None or before is None or offset >= queue.next_offset:
                 stale.append((offset, 1))
+            else:
+                before.append((offset, 1))
 
     def _bury(
         self,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from client_world import World
 
 from quiver.client.cluster import AsyncCluster
-from quiver.client.queue import AsyncQueue
+from quiver.client.queue import AsyncJob, AsyncQueue
 from quiver.errors import (
     ConflictError,
     FencedError,
@@ -160,6 +161,114 @@ def test_acknowledgement_after_the_lease_is_good_unless_another_worker_has_the_j
             with pytest.raises(ConflictError, match="acknowledged before"):
                 await job.nack()
             assert await queue.receive(timeout=0) == []
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["ack", "reject"])
+def test_settlement_of_a_job_that_another_worker_has_settled_is_refused(kind: str) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 2)
+            queue = await cluster.queue("jobs", group="workers", lease=1)
+            late = await queue.receive(2)
+            await asyncio.sleep(5)
+            again = await queue.receive(2)
+            await again[0].ack()
+            await again[1].reject("broken")
+            for job in late:
+                for _ in range(2):
+                    with pytest.raises(FencedError, match="settled") as refused:
+                        await getattr(job, kind)()
+                    assert refused.value.code == "stale_receipt"
+                assert job.is_lost
+            with pytest.raises(FencedError):
+                await late.ack()
+
+    world.run(scenario())
+
+
+def test_acknowledgement_of_a_dead_letter_is_refused() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 1)
+            queue = await cluster.queue("jobs", group="workers", lease=1, max_attempts=1)
+            (job,) = await queue.receive()
+            await asyncio.sleep(5)
+            assert await queue.receive(timeout=1) == []
+            with pytest.raises(FencedError):
+                await job.ack()
+
+    world.run(scenario())
+
+
+def test_acknowledgement_is_repeated_after_an_answer_that_was_lost() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 6)
+            queue = await cluster.queue("jobs", group="workers")
+            one, *others = await queue.receive(6)
+            world.cluster.faults = CallFaults(lost_answer=1.0)
+            acknowledging = asyncio.ensure_future(one.ack())
+            await asyncio.sleep(0.1)
+            world.cluster.faults = CallFaults()
+            await acknowledging  # by an attempt of the SDK
+            world.cluster.faults = CallFaults(lost_answer=1.0)
+            with pytest.raises(OutcomeUnknownError):
+                await queue.ack(others)
+            world.cluster.faults = CallFaults()
+            await queue.ack(others)  # by the caller
+            assert (await cluster.describe_queue("workers")).partitions[0].cursor == 6
+
+    world.run(scenario())
+
+
+def test_refused_extension_loses_the_job() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, 1)
+            queue = await cluster.queue("jobs", group="workers", lease=1)
+            (late,) = await queue.receive()
+            await asyncio.sleep(5)
+            (again,) = await queue.receive()
+            with pytest.raises(FencedError):
+                await late.extend()
+            assert late.is_lost
+            await again.ack()
+            for call in (late.ack(), late.nack(), late.extend()):
+                with pytest.raises(FencedError):
+                    await call
+
+    world.run(scenario())
+
+
+def test_with_raises_if_an_extension_was_refused_meanwhile() -> None:
+    world = World()
+
+    async def extend_in_block(job: AsyncJob) -> None:
+        async with job:
+            with suppress(FencedError):
+                await job.extend()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster, world.connect() as elsewhere:
+            await fill(cluster, 1)
+            queue = await cluster.queue("jobs", group="workers", lease=1)
+            other = await elsewhere.queue("jobs", group="workers")
+            (late,) = await queue.receive()
+            await asyncio.sleep(5)
+            (again,) = await other.receive()
+            await again.ack()
+            with pytest.raises(FencedError):
+                await extend_in_block(late)
 
     world.run(scenario())
 

@@ -48,8 +48,9 @@ def test_jobs_are_received_and_acknowledged_in_batches() -> None:
         assert jobs[0]["lease_ms"] == 30_000
         assert await receive(world) == []
         receipts = [job["receipt"] for job in jobs]
-        assert await settle(world, "ack", receipts=receipts) == (200, {"status": "success", "count": 3})
-        assert await settle(world, "ack", receipts=receipts) == (200, {"status": "success", "count": 3})
+        done = {"status": "success", "count": 3}
+        assert await settle(world, "ack", receipts=receipts) == (200, done)
+        assert await settle(world, "ack", receipts=receipts) == (200, done | {"settled_before": receipts})
         await asyncio.sleep(60)
         assert await receive(world) == []
 
@@ -80,6 +81,22 @@ def test_receipt_of_an_earlier_lease_is_refused() -> None:
         status, answer = await settle(world, "ack", receipts=[first["receipt"], second["receipt"]])
         assert (status, answer["count"], answer["stale"]) == (200, 1, [first["receipt"]])
         assert (await settle(world, "ack", receipt=again["receipt"]))[0] == 200
+
+    World().run(scenario)
+
+
+def test_answer_names_receipts_of_jobs_that_were_settled_before() -> None:
+    async def scenario(world: World) -> None:
+        await fill(world, 2)
+        late = [job["receipt"] for job in await receive(world, max=2)]
+        await asyncio.sleep(31)
+        again = [job["receipt"] for job in await receive(world, max=2)]
+        status, answer = await settle(world, "ack", receipt=again[0])
+        assert (status, answer.get("settled_before")) == (200, None)
+        status, answer = await settle(world, "ack", receipt=again[0])  # a caller that lost the answer repeats the call
+        assert (status, answer["count"], answer["settled_before"]) == (200, 1, [again[0]])
+        status, answer = await settle(world, "ack", receipts=[late[0], again[1]])
+        assert (status, answer["count"], answer["settled_before"]) == (200, 2, [late[0]])
 
     World().run(scenario)
 

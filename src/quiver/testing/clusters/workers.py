@@ -229,11 +229,11 @@ class WorkerWorkload(ProcessWorkload):
             argument = {"group": self.plan.group, "kind": kind, "records": records, "ms": 0}
             call = self.invoke("settle", self.key(partition_id), argument)
             try:
-                stale = await queue.core.settle_ranges("ack", partition_id, ranges)
+                refused = await queue.core.settle_ranges("ack", partition_id, ranges)
             except QuiverError as error:
                 self.fail(call, error)
             else:
-                self.succeed(call, sorted([offset, grant] for grant, offset in stale))
+                self.succeed(call, sorted([offset, grant] for grant, offset in refused.stale))
                 self.world.counts[kind] += len(records)
 
 
