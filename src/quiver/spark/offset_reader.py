@@ -1,7 +1,8 @@
 """Resolve the start and end offsets of reads: options, cluster state and data loss.
 
-Runs on Spark's driver, without state of its own. Reported offsets never go backwards: a partition's end is its high
-watermark, confirmed by the leader and stable across leader changes, and no result is before the query's own offset.
+Runs on Spark's driver; its only state is what it has logged. Reported offsets never go backwards: a partition's end is
+its high watermark, confirmed by the leader and stable across leader changes, and no result is before the query's own
+offset.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 METADATA_AGE_MS_MAX = 1_000
 """Maximum age of cached topic metadata: a stream asks several times per second."""
+IN_USE = frozenset({"group_active", "group_kind"})
+"""Refusals to move cursors that others use: members of a group, or workers of a queue."""
 
 
 class OffsetReader:
@@ -29,6 +32,8 @@ class OffsetReader:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._kept: set[str] = set()
+        """Topics whose cursors others use, as was logged."""
 
     @property
     def _cluster(self) -> Cluster:
@@ -151,13 +156,23 @@ class OffsetReader:
         return max(1, sum(own.bytes or 0 for own in described) // max(1, records))
 
     def publish(self, reached: StreamOffset) -> None:
-        """Store the stream's offsets as the cursors of its `groupId`, and register that consumer if it is unknown."""
+        """Store the stream's offsets as the cursors of its `groupId`, and register that consumer if it is unknown.
+
+        Cursors that others use are left to them, and so is a deleted topic: the checkpoint has the query's own offsets,
+        and the read decides whether it fails.
+        """
         for topic, own in reached.topics.items():
             try:
                 self._move_cursors(topic, own)
+                self._kept.discard(topic)
             except NotFoundError as error:
-                # The read itself decides whether a deleted topic fails the query.
                 logger.warning("cursors not moved", extra=facts(topic=topic, error=error))
+            except ConflictError as error:
+                if error.code not in IN_USE:
+                    raise
+                if topic not in self._kept:
+                    logger.warning("cursors not moved: others use them", extra=facts(topic=topic, error=error))
+                self._kept.add(topic)
 
     def _move_cursors(self, topic: str, own: TopicOffset) -> None:
         try:
