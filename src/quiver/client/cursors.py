@@ -11,16 +11,16 @@ its cursors are reset keeps its positions and overwrites the cursors with its ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from quiver.client.prefetch import find_offset
-from quiver.errors import NotAllowedError, NotFoundError, OutOfRangeError, RequestError
+from quiver.errors import NotAllowedError, NotFoundError, OutcomeUnknownError, OutOfRangeError, RequestError
 from quiver.model import SESSION_BITS, ConsumerId, Offset, PartitionId
 from quiver.routing.retry import Deadline
-from quiver.routing.router import Router
+from quiver.routing.router import Router, gather_outcomes
 from quiver.tasks import gather_first_error
 from quiver.wire.messages import (
     CursorsFound,
@@ -217,12 +217,37 @@ async def reset_cursors(
 ) -> list[tuple[PartitionLag, Offset]]:
     """Set a consumer's cursors in some partitions of a topic, or in all of its own; return where it was and is.
 
-    Raises as `plan_reset` does; no cursor was moved then.
+    Raises as `plan_reset` does, when no cursor was moved, and as `move_planned`.
     """
     plan = await plan_reset(router, consumer_id, topic, target, is_timestamp=is_timestamp, partitions=partitions)
     cursors = ConsumerCursors(router, topic, consumer_id)
-    await gather_first_error(cursors.move(lag.partition, to, deadline=router.deadline()) for lag, to in plan)
+    await move_planned(plan, lambda lag, to: cursors.move(lag.partition, to, deadline=router.deadline()))
     return plan
+
+
+async def move_planned(
+    plan: Sequence[tuple[PartitionLag, Offset]], move: Callable[[PartitionLag, Offset], Coroutine[Any, Any, None]]
+) -> None:
+    """Move cursors with `move`, each in its own partition.
+
+    Raises:
+        OutcomeUnknownError: some were moved, or perhaps, and others were not (`partly_done`); the message names them.
+        QuiverError: not done; no cursor was moved.
+    """
+    outcomes = await gather_outcomes(move(lag, to) for lag, to in plan)
+    errors = [one for one in outcomes if one is not None]
+    if not errors:
+        return
+    if len(errors) == len(plan) and all(one.outcome == "not_done" for one in errors):
+        raise errors[0]
+    named: dict[str, list[str]] = {}
+    for (lag, _), error in zip(plan, outcomes, strict=True):
+        what = "moved" if error is None else "not moved" if error.outcome == "not_done" else "perhaps moved"
+        named.setdefault(what, []).append(f"{lag.topic}/{lag.partition}")
+    shown = "; ".join(f"{what}: {', '.join(places)}" for what, places in sorted(named.items()))
+    advice = "reset those that were not moved by topic and partition"
+    message = f"may have been done in part ({shown}): {errors[0]}; {advice}"
+    raise OutcomeUnknownError(message, code="partly_done") from errors[0]
 
 
 async def _partitions_of(router: Router, topic: str) -> list[PartitionId]:

@@ -7,19 +7,22 @@ that its next commit cannot undo the reset.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from quiver.client.cursors import ConsumerCursors, PartitionLag, find_lag
+from quiver.client.cursors import ConsumerCursors, PartitionLag, find_lag, move_planned
 from quiver.client.prefetch import find_offset
-from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, RequestError
+from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.routing.router import Router
 from quiver.tasks import gather_first_error
 from quiver.wire.group_messages import DeleteGroup, DescribeGroups, GroupInfo, RestartGroup
 from quiver.wire.messages import GetMetadata
+
+logger = logging.getLogger(__name__)
 
 RESET_PAUSE_MS: Final = 60_000
 """Time after which members get partitions again although a reset was interrupted."""
@@ -116,7 +119,11 @@ async def reset_group(
     is_dry_run: bool,
     is_forced: bool,
 ) -> list[CursorReset]:
-    """Move the cursors of a group, all or, if one cannot be moved, none; return what was or would be done."""
+    """Move the cursors of a group; return what was or would be done.
+
+    All targets are found before one cursor moves. Raises `OutcomeUnknownError` (`partly_done`) if some partitions could
+    not be reached then; cursors move partition by partition.
+    """
     target.check()
     info = await find_group(router, group)
     _require_stream(info)
@@ -202,7 +209,17 @@ async def _move(router: Router, group: str, lags: Sequence[PartitionLag], offset
         await cursors.move(lag.partition, offset, deadline=router.deadline())
 
     try:
-        await gather_first_error(move(lag, offset) for lag, offset in zip(lags, offsets, strict=True))
+        await move_planned(list(zip(lags, offsets, strict=True)), move)
     finally:
-        ended, _ = await router.ask(msgspec.structs.replace(request, pause_ms=0), deadline=router.deadline())
+        await _end_pause(router, msgspec.structs.replace(request, pause_ms=0))
+
+
+async def _end_pause(router: Router, request: RestartGroup) -> None:
+    """Let members have partitions again; a failure changes nothing about the reset, and the pause ends by itself."""
+    try:
+        ended, _ = await router.ask(request, deadline=router.deadline())
+    except QuiverError as error:
+        facts = {"group": request.group, "pause_ms": RESET_PAUSE_MS, "error": str(error)}
+        logger.warning("members wait until the pause of a reset ends by itself", extra={"facts": facts})
+    else:
         router.cache.record_index(ended.index)

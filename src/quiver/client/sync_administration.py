@@ -125,6 +125,7 @@ class ClusterAdministration(ABC):
 
         Raises:
             ConflictError: the group has members, and `force` is false (`group_active`); nothing was moved.
+            OutcomeUnknownError: some cursors were moved, others not (`partly_done`); the message names them.
             NotFoundError: unknown group, topic or partition; nothing was moved.
             OutOfRangeError: the offset is beyond a partition's end; nothing was moved.
         """

@@ -12,6 +12,7 @@ from client_world import World
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
+from quiver.client.cursors import PartitionLag, move_planned
 from quiver.client.group_admin import ResetTarget, reset_group
 from quiver.client.group_consumer import GroupConsumerCore
 from quiver.client.group_membership import MembershipView, find_changes
@@ -19,15 +20,19 @@ from quiver.client.group_options import glob_of, run_in_thread
 from quiver.errors import (
     ConflictError,
     FencedError,
+    NotAllowedError,
     NotFoundError,
+    OutcomeUnknownError,
     OutOfRangeError,
+    QuiverError,
     RequestError,
     UnavailableError,
 )
-from quiver.model import Buffer, PartitionId, TopicId
+from quiver.model import Buffer, Offset, PartitionId, TopicId
 from quiver.record import Record
 from quiver.testing.memory_cluster import CallFaults, MemoryCluster
-from quiver.wire.group_messages import AssignedPartition, GroupHeartbeat
+from quiver.wire.group_messages import AssignedPartition, GroupHeartbeat, RestartGroup
+from quiver.wire.messages import MoveCursor
 from quiver.wire.requests import R, Request, request_name
 
 PARTITIONS = 6
@@ -683,6 +688,73 @@ def test_reset_is_refused_while_members_are_active_and_fences_them_if_forced() -
             await member.commit()
             await member.close()
             assert [lag.lag for lag in await cluster.group_lag("billing")] == [0] * PARTITIONS
+
+    world.run(scenario())
+
+
+def test_reset_that_fails_in_some_partitions_says_which() -> None:
+    world = World()
+    unknown = OutcomeUnknownError("may have been done: the answer was lost", code="unanswered")
+    refused = UnavailableError("not done: no leader is known", code="no_leader")
+
+    async def reset(cluster: AsyncCluster, *outcomes: QuiverError | None) -> None:
+        lags = await cluster.group_lag("billing")
+
+        async def move(lag: PartitionLag, _: Offset) -> None:
+            if lag.partition < len(outcomes) and (error := outcomes[lag.partition]) is not None:
+                raise error
+
+        await move_planned([(lag, Offset(0)) for lag in lags[: len(outcomes)]], move)
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            await (await cluster.consumer("logs", group="billing")).close()
+            await reset(cluster, None, None)
+            with pytest.raises(UnavailableError, match="no leader"):
+                await reset(cluster, refused, refused)
+            for outcomes, shown in (
+                ((None, refused, unknown), "moved: logs/0; not moved: logs/1; perhaps moved: logs/2"),
+                ((refused, unknown), "not moved: logs/0; perhaps moved: logs/1"),
+            ):
+                with pytest.raises(OutcomeUnknownError, match=shown) as failed:
+                    await reset(cluster, *outcomes)
+                assert failed.value.code == "partly_done"
+
+    world.run(scenario())
+
+
+class HalfResetTransport:
+    """Refuses to move cursors from partition 3 on, and to end the pause of a reset."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self._cluster = cluster
+
+    async def call(
+        self, address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+    ) -> tuple[R, memoryview]:
+        if isinstance(request, MoveCursor) and request.partition_id >= 3:
+            raise FencedError("not done: somebody else reads there")
+        if isinstance(request, RestartGroup) and not request.pause_ms:
+            raise NotAllowedError("not done: the right was taken away")
+        return await self._cluster.call(address, request, payload, timeout_ms=timeout_ms)
+
+
+def test_pause_that_cannot_be_ended_hides_no_error_of_a_reset(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        transport = HalfResetTransport(world.cluster)
+        half = AsyncCluster(["node-1:9002"], transport=transport, clock=world.clock, rng=world.rng)
+        async with world.connect() as cluster, half as broken:
+            await fill(cluster)
+            await (await cluster.consumer("logs", group="billing")).close()
+            with pytest.raises(OutcomeUnknownError, match="moved: logs/0, logs/1, logs/2; not moved: logs/3") as failed:
+                await broken.reset_group("billing", 5)
+            assert failed.value.code == "partly_done"
+            await broken.reset_group("billing", 7, partitions=[0, 1])
+            assert [lag.cursor for lag in await cluster.group_lag("billing")] == [7, 7, 5, 0, 0, 0]
+            assert caplog.text.count("until the pause of a reset ends by itself") == 2
 
     world.run(scenario())
 
