@@ -43,11 +43,22 @@ class Reservation:
         self._budget = budget
         self._size_bytes = size_bytes
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> Reservation:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._budget.reserved_bytes -= self._size_bytes
+        self._budget.release(self._size_bytes)
+        self._size_bytes = 0
+
+    def resize(self, size_bytes: int) -> None:
+        """Reserve more or less than before; raises `OverloadedError` as `reserve` does, and changes nothing then."""
+        self._budget.release(self._size_bytes)
+        try:
+            self._budget.take(size_bytes)
+        except OverloadedError:
+            self._budget.reserved_bytes += self._size_bytes
+            raise
+        self._size_bytes = size_bytes
 
 
 class DecodedBatchBudget:
@@ -69,6 +80,11 @@ class DecodedBatchBudget:
         Raises:
             OverloadedError: not done; the requests in progress use all memory for decoded batches.
         """
+        self.take(size_bytes)
+        return Reservation(self, size_bytes)
+
+    def take(self, size_bytes: int) -> None:
+        """Count what a reservation holds; raises as `reserve` does."""
         if self.reserved_bytes and self.reserved_bytes + size_bytes > self.bytes_max:
             self.refused += 1
             raise OverloadedError(
@@ -78,7 +94,10 @@ class DecodedBatchBudget:
             )
         self.reserved_bytes += size_bytes
         self._make_room()
-        return Reservation(self, size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        """Release what a reservation holds."""
+        self.reserved_bytes -= size_bytes
 
     def handle_added(self, cache: DecodedBatchCache[Any], size_bytes: int) -> None:
         """Count a batch that was added to a cache, and evict others until all fit."""

@@ -179,3 +179,16 @@ def test_decoded_batch_keeps_its_columns_and_not_its_payload_as_well() -> None:
     finally:
         tracemalloc.stop()
     assert len(batch.payload()) > len(value)
+
+
+def test_reservation_grows_and_shrinks() -> None:
+    budget = DecodedBatchBudget(100)
+    with budget.reserve(10) as grown:
+        grown.resize(500)
+        assert budget.reserved_bytes == 500, "a request alone is never refused"
+        grown.resize(60)
+        with budget.reserve(40):
+            with pytest.raises(OverloadedError):
+                grown.resize(61)
+            assert budget.reserved_bytes == 100, "as before"
+    assert (budget.reserved_bytes, budget.refused) == (0, 1)

@@ -138,7 +138,13 @@ class RecordRangeItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     partition_id: int
     first_offset: Annotated[int, Meta(description="Of the partition.")]
     end_offset: Annotated[int, Meta(description="Of the partition: one past its last record.")]
-    start: Annotated[int, Meta(description="Where reading began.")]
+    start: Annotated[
+        int,
+        Meta(
+            description="Where reading began. Of the newest records: every match from here on is in the answer; it is "
+            "later than asked for if the records before it are too large to fit."
+        ),
+    ]
     next_offset: Annotated[int, Meta(description="Where to go on; `end_offset` if all was read.")]
     error: Annotated[str | UnsetType, Meta(description="Why the partition could not be read.")] = UNSET
 
