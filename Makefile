@@ -165,6 +165,10 @@ console: ## fetch the libraries of the web console again, in the versions that .
 	@command -v npm >/dev/null || { echo "error: npm is needed to fetch the console's libraries (they are in the repository: only a change of versions needs this)" >&2; exit 1; }
 	$(PYTHON) .ci/vendor_console.py
 
+.PHONY: screenshots
+screenshots: setup ## take the pictures of the console for docs/, in seven minutes; needs Chromium; SCREENSHOTS="--only queue --minutes 1" takes one
+	$(BIN)/python tests/browser/make_screenshots.py $(SCREENSHOTS)
+
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benches examples -name __pycache__ -type d -prune -exec rm -rf {} +
