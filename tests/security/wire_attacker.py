@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -26,12 +27,25 @@ TIMEOUT_S = 30.0
 class Attacker:
     """One connection to a node. Use as ``with``; nothing is sent by itself."""
 
-    def __init__(self, address: str, *, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        receive_buffer_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
+        source: str = "",
+    ) -> None:
+        """`source`: the address of this machine from which it comes."""
         self.socket = socket.socket()
         self.socket.settimeout(TIMEOUT_S)
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self.socket.connect(parse_address(address))
+        if source:
+            self.socket.bind((source, 0))
+        host, port = parse_address(address)
+        self.socket.connect((host, port))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._reader = FrameReader(1 << 30)
 
     def __enter__(self) -> Self:
