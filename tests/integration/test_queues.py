@@ -169,6 +169,21 @@ def test_curl_is_enough_to_work(local: LocalCluster, cluster: quiver.Cluster) ->
     assert (status, answer["code"]) == (409, "stale_receipt")
 
 
+def test_curl_changes_the_settings_of_a_queue(local: LocalCluster, cluster: quiver.Cluster) -> None:
+    fill(cluster, "settled", 1)
+    cluster.queue("settled", group="settled", max_attempts=7).close()
+    path = "/groups/settled/queue"
+    assert curl(local, path, lease_ms=90_000, order="key", dead_letter_topic="graves")[0] == 200
+    settings = cluster.describe_queue("settled").settings
+    assert (settings.lease_ms, settings.order, settings.max_attempts) == (90_000, "key", 7)
+    assert settings.dead_letter_topic == "graves"
+    assert curl(local, path, dead_letter_topic="")[0] == 200
+    assert cluster.describe_queue("settled").settings.dead_letter_topic == ""
+    assert curl(local, path)[0] == 400
+    assert curl(local, path, lease_ms=0)[0] == curl(local, path, dead_letter_topic="settled")[0] == 422
+    assert curl(local, "/groups/nobody/queue", lease_ms=1)[0] == 404
+
+
 def test_dead_letters_are_listed_shown_requeued_and_purged(
     local: LocalCluster, cluster: quiver.Cluster, capsys: Output
 ) -> None:

@@ -174,7 +174,7 @@ ROUTE_RULES: dict[str, RouteRule] = {
     "describe_group": _group(Verb.READ),
     **dict.fromkeys(("get_group_lag", "describe_queue"), _group_records(Verb.READ)),
     "reset_group": _group_records(Verb.CONFIGURE),
-    "delete_group": _group(Verb.CONFIGURE),
+    **dict.fromkeys(("configure_queue", "delete_group"), _group(Verb.CONFIGURE)),
     **dict.fromkeys(("undrain_broker", "rebalance"), _ADMIN),
     **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),
     **dict.fromkeys(("list_users", "create_user", "change_user", "delete_user"), _ADMIN),

@@ -8,7 +8,16 @@ import msgspec
 from msgspec import Meta
 
 from quiver.gateway.contract import NUMBER_MAX, Answer, Id, Name, Number, Parameters, Shared, TopicName
+from quiver.groups.settings import (
+    ATTEMPTS_MAX,
+    DELAY_MS_MAX,
+    IN_FLIGHT_MAX,
+    LEASE_MS_MAX,
+    MULTIPLIER_MAX,
+    QueueOrder,
+)
 
+DelayMs = Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)]
 GroupName = Annotated[Name, Meta(description="The name of the group, which is that of its consumer.")]
 
 
@@ -147,6 +156,30 @@ class QueueSettingsItem(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_ms: int
     in_flight_max: Annotated[int, Meta(description="Most jobs under way in a partition.")]
     order: Literal["offset", "key"]
+
+
+class QueueSettingsBody(GroupQuery, frozen=True):
+    """New settings of a work queue; jobs that are leased keep their leases."""
+
+    lease_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)] | None, Meta(description="How long a job belongs to its worker.")
+    ] = None
+    max_attempts: Annotated[
+        Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)] | None,
+        Meta(description="Deliveries after which a job is a dead letter; 0: no limit."),
+    ] = None
+    backoff_ms: Annotated[DelayMs | None, Meta(description="Delay before the first retry.")] = None
+    backoff_max_ms: Annotated[DelayMs | None, Meta(description="Longest delay before a retry.")] = None
+    backoff_multiplier: Annotated[
+        Annotated[float, Meta(ge=1.0, le=MULTIPLIER_MAX)] | None, Meta(description="Factor by which the delay grows.")
+    ] = None
+    in_flight_max: Annotated[
+        Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] | None, Meta(description="Most jobs under way in a partition.")
+    ] = None
+    order: Annotated[QueueOrder | None, Meta(description="`key`: one job of a key at a time.")] = None
+    dead_letter_topic: Annotated[
+        TopicName | Literal[""] | None, Meta(description="Topic of dead letters; empty: TOPIC.GROUP.dead.")
+    ] = None
 
 
 class QueuePartitionItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from quiver.client.group_admin import (
     find_lags,
     reset_group,
 )
-from quiver.client.queue_groups import QueuePartition, describe_queue
+from quiver.client.queue_groups import QueuePartition, configure_queue, describe_queue, given_settings
 from quiver.errors import RequestError
 from quiver.gateway import contract, group_contract
 from quiver.gateway.application import RouteHandler
@@ -26,7 +26,7 @@ from quiver.gateway.changes import with_one_attempt
 from quiver.groups.settings import dead_letter_topic_of
 from quiver.model import PartitionId
 from quiver.routing.router import Router
-from quiver.wire.group_messages import AssignedPartition, GroupInfo, GroupMemberInfo
+from quiver.wire.group_messages import AssignedPartition, GroupInfo, GroupMemberInfo, QueueSettingsChange
 
 
 class GroupHandlers:
@@ -42,6 +42,7 @@ class GroupHandlers:
             "describe_group": self.describe_group,
             "get_group_lag": self.get_group_lag,
             "describe_queue": self.describe_queue,
+            "configure_queue": self.configure_queue,
             "reset_group": self.reset_group,
             "delete_group": self.delete_group,
         }
@@ -96,6 +97,15 @@ class GroupHandlers:
             ),
             partitions=[_queue_item(one) for one in found.partitions],
         )
+
+    async def configure_queue(self, given: group_contract.QueueSettingsBody, on_behalf_of: str) -> contract.Answer:
+        """Change settings of a work queue."""
+        change = msgspec.convert(given, QueueSettingsChange, from_attributes=True)
+        if not given_settings(change):
+            raise RequestError("not done: name a setting to change, such as lease_ms")
+        router = self._router.acting_for(on_behalf_of)
+        await configure_queue(router, given.group, change, deadline=router.deadline())
+        return contract.Answer()
 
     async def reset_group(
         self, given: group_contract.GroupResetBody, on_behalf_of: str

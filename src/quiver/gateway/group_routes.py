@@ -47,6 +47,17 @@ GROUP_ROUTES: tuple[HttpRoute, ...] = (
         failures=(404, 409, 422, 504),
     ),
     HttpRoute(
+        name="configure_queue",
+        method="POST",
+        path="/groups/{group}/queue",
+        section="Groups",
+        summary="Change settings of a work queue for all its workers; those that are not given stay.",
+        parameters=group_contract.QueueSettingsBody,
+        failures=(404, 409, 422, 504),
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
         name="reset_group",
         method="POST",
         path="/groups/{group}/reset",

@@ -23,6 +23,7 @@ DELAY_MS_MAX = 366 * 24 * 3_600_000
 IN_FLIGHT_MAX = 100_000
 """Highest `in_flight_max`: the state of a partition has room for it whatever the order of acknowledgements is."""
 MULTIPLIER_MAX = 100.0
+ATTEMPTS_MAX = 1_000_000
 DEAD_LETTERS_PREFIX = "quiver-dead/"
 """Before the id of a queue's group: begins the names of producers, and ids of requests, with which nodes move its dead
 letters. Nobody else may use such names."""
@@ -38,7 +39,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     lease_ms: Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)] = 30_000
     """How long a record belongs to the worker that received it; then it is delivered again."""
-    max_attempts: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
+    max_attempts: Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)] = 5
     """Deliveries after which a record that is not acknowledged becomes a dead letter; 0: never."""
     backoff_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 1_000
     """Delay before the first retry of a record that a worker returned."""

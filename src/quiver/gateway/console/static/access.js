@@ -23,7 +23,7 @@ export const LIMITS = [
   { name: "connections_max", label: "Connections per node" },
   { name: "topics_max", label: "Topics owned" },
   { name: "partitions_max", label: "Partitions owned" },
-  { name: "registrations_max", label: "Producers and consumers owned" },
+  { name: "registrations_max", label: "Producers, consumers and holds" },
   { name: "weight", label: "Weight" },
 ];
 
