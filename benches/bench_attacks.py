@@ -33,8 +33,8 @@ from wire_attacker import Attacker
 import attacks_http
 import processes
 import quiver
-from quiver.model import Offset, PartitionId, TopicId
-from quiver.wire.messages import Fetch
+from quiver.model import ConsumerId, Offset, PartitionId, TopicId
+from quiver.wire.messages import ConsumeMany, Fetch
 from table import Row, show
 
 MIB = 1 << 20
@@ -231,11 +231,25 @@ def poll(stack: ExitStack, target: Target) -> None:
         target.slowest_probe_ms = attacks_http.poll(stack, target.http, path)
 
 
-def consume_zeros(_: ExitStack, target: Target) -> None:
-    """Let consumers of HTTP read zeros, a hundred records at a time."""
+def register_for_zeros(target: Target) -> ConsumerId:
     status, answer = attacks_http.ask(target.http, "POST", "/consumer/register", {"topic": ZEROS})
     assert status < 300, answer
-    path = f"/consumer/consume_batch?topic={ZEROS}&consumer_id={json.loads(answer)['consumer_id']}&max=100"
+    return ConsumerId(json.loads(answer)["consumer_id"])
+
+
+def take_zeros(stack: ExitStack, target: Target) -> None:
+    """Let a node take single records out of batches, which it must decompress for that."""
+    consumers = (register_for_zeros(target),) * ZEROS_BATCHES
+    with quiver.connect(target.wire) as client:
+        topic = client.describe_topic(ZEROS).topic_id
+    for _ in range(8):
+        request = ConsumeMany(topic_id=topic, partition_id=PartitionId(0), consumer_ids=consumers)
+        greet(stack, target.wire).request(1, request)
+
+
+def consume_zeros(_: ExitStack, target: Target) -> None:
+    """Let consumers of HTTP read zeros, a hundred records at a time."""
+    path = f"/consumer/consume_batch?topic={ZEROS}&consumer_id={register_for_zeros(target)}&max=100"
     attacks_http.read_repeatedly(target.http, "GET", path)
 
 
@@ -272,6 +286,7 @@ ATTACKS: dict[str, Attack] = {
     "8 announced bodies of 16 MiB that never come": announce_bodies,
     "8 bodies of 16 MiB of `[`": send_deep_json,
     "8,192 long polls, or as many as descriptors allow": poll,
+    "zeros: taken one by one on the wire, not read": take_zeros,
     "zeros: consumed over HTTP": consume_zeros,
     "zeros: records browsed and searched": browse_zeros,
     "zeros: received from a queue": receive_zeros,
