@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from chaos_cluster import Cluster
 
 from quiver.cli import main
 from quiver.testing import LocalCluster
@@ -46,6 +47,21 @@ class Cli:
 @pytest.fixture
 def cli(local: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     return Cli(local.urls[0], capsys, monkeypatch)
+
+
+def test_brokers_are_waited_for_that_do_not_listen_yet(tmp_path: Path) -> None:
+    nodes = Cluster(tmp_path, 1)
+    command = [sys.executable, "-m", "quiver", "broker", "wait", "1", "--url", f"http://{nodes.http_addresses[0]}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        try:
+            assert waiting.stderr is not None
+            assert waiting.stderr.readline().startswith("waiting: not connected: nothing listens at")
+            nodes.start()
+            assert waiting.communicate() == ("alive: 1\n", "")
+        finally:
+            waiting.kill()
+            nodes.close()
+    assert waiting.returncode == 0
 
 
 def test_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,14 +243,28 @@ def list_brokers(*, as_json: bool, url: str) -> None:
 @click.option("--within", type=DurationType(), default="5m", show_default=True, help="Longest time to wait.")
 @url_option
 def wait_brokers(*, brokers: tuple[int, ...], within: int, url: str) -> None:
-    """Return when all BROKERS have joined and are alive, as after a start."""
+    """Return when all BROKERS have joined and are alive, as after a start, also if none listens yet."""
     end = time.monotonic() + within / 1000
-    with connect(url) as cluster:
+    with _connect_by(end, url) as cluster:
         while missing := sorted(set(brokers) - {one.node for one in cluster.brokers() if one.state == "alive"}):
             if time.monotonic() > end:
                 raise UnavailableError(f"not alive yet: broker {', '.join(map(str, missing))}", code="not_ready")
             time.sleep(_POLL_S)
     click.echo(f"alive: {', '.join(map(str, sorted(set(brokers))))}")
+
+
+def _connect_by(end_s: float, url: str) -> quiver.Cluster:
+    is_told = False
+    while True:
+        try:
+            return connect(url)
+        except UnavailableError as error:
+            if error.code != "not_reached" or time.monotonic() > end_s:
+                raise
+            if not is_told:
+                click.echo(f"waiting: {error.message}", err=True)
+            is_told = True
+            time.sleep(_POLL_S)
 
 
 @broker.command("drain", epilog=examples("quiver broker drain 3", "quiver broker drain 3 --wait"))
