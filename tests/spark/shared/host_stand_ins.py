@@ -72,12 +72,15 @@ def run_chown(arguments: list[str]) -> int:
 
 
 def run_systemctl(arguments: list[str]) -> int:
-    """Start the program of a unit, which must be installed, or stop it."""
+    """Start the program of a unit, which must be installed, stop it, or both."""
     match arguments:
         case ["enable", "--now", unit]:
             _start(unit)
         case ["disable", "--now", unit]:
             _stop(unit)
+        case ["restart", unit]:
+            _stop(unit)
+            _start(unit)
         case _:
             raise AssertionError(arguments)
     return 0
