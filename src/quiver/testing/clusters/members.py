@@ -53,6 +53,8 @@ class MemberWorkload(ProcessWorkload):
         self._heard: dict[str, SignsOfLife] = {}
         """The heartbeats that were answered, by the id of the member."""
         self._left: set[str] = set()
+        self._leaving: AsyncConsumer | None = None
+        """The last consumer that left: one that had expired may join once more meanwhile, under another id."""
         self.consumer: AsyncConsumer | None = None
 
     @property
@@ -94,6 +96,8 @@ class MemberWorkload(ProcessWorkload):
                 self._check_used({(one.key, one.epoch) for one in member.owned}, view.index)
         if self._instance:
             return  # another process may have taken over
+        if self._leaving is not None:
+            self._left.add(self._leaving.member_id or "")
         known = {member.member_id for member in members}
         for member_id in self._heard.keys() & {row.member_id for row in before.members_of(group_id)} - known:
             silent_ms = self._heard[member_id].longest_silence_ms(self.world.now_ms)
@@ -218,6 +222,7 @@ class MemberWorkload(ProcessWorkload):
     async def _leave(self, consumer: AsyncConsumer) -> None:
         self.consumer = None
         self._left.add(consumer.member_id or "")
+        self._leaving = consumer
         try:
             await consumer.close()
         except QuiverError as error:
