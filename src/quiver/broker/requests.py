@@ -150,6 +150,8 @@ class BrokerRequests:
                 wait_ms=wait_ms,
                 admit=caller.reserve,
             )
+        if request.reader is not None:  # a later session may have begun during the wait
+            replica.check_session(*request.reader)
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 

@@ -10,6 +10,7 @@ from broker_cluster import SETTINGS, Cluster, Node, simulate
 
 from quiver.broker.consumer_lags import find_lags
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverError
+from quiver.features import LEVEL_MAX
 from quiver.metadata import (
     ConfigureTopicCommand,
     EntityKind,
@@ -23,6 +24,7 @@ from quiver.metadata import (
     StartFrom,
     TopicSelection,
 )
+from quiver.metadata.commands import NodeLevel, RaiseLevel
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_batch
 from quiver.wire.consumed_records import decode_consumed
@@ -128,6 +130,35 @@ def test_long_poll_is_answered_when_a_record_comes() -> None:
         await cluster.produce(topic_id, b"b")
         _, meant = await waiting
         assert meant == [b"b"]
+
+    simulate(test)
+
+
+def test_fetch_that_waits_is_refused_once_a_later_session_begins() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        consumer_id = await register(cluster)
+        levels = tuple(NodeLevel(node=node, level=LEVEL_MAX) for node in sorted(cluster.view().brokers))
+        await cluster.submit(RaiseLevel(now_ms=1, feature_level=LEVEL_MAX, nodes=levels))
+
+        async def begin(session: int) -> None:
+            cursors = ((consumer_id, Offset(0)),)
+            move = MoveCursor(topic_id=topic_id, partition_id=P0, cursors=cursors, only_new=True, session=session)
+            await cluster.ask_leader(topic_id, msgspec.structs.replace(move, known_index=cluster.known_index))
+
+        def fetch(session: int) -> Fetch:
+            return Fetch(
+                topic_id=topic_id, partition_id=P0, offset=Offset(0), wait_ms=2_000, reader=(consumer_id, session)
+            )
+
+        await begin(5)
+        waiting = asyncio.ensure_future(cluster.ask_leader(topic_id, fetch(5)))
+        await asyncio.sleep(0.5)
+        await begin(7)
+        await cluster.produce(topic_id, b"a")
+        with pytest.raises(FencedError):
+            await waiting
+        assert (await cluster.ask_leader(topic_id, fetch(7)))[1]
 
     simulate(test)
 
