@@ -39,6 +39,8 @@ GAPS_MAX: Final = 3
 A resend alone repairs requests that overtook each other on the way."""
 SPARSE_RECORDS: Final = 4
 """With fewer records in flight the next one is sent at once; with as many it waits, so that batches become large."""
+SPARSE_BYTES: Final = 16 * 1024
+"""With more bytes of all partitions pending, one batch in flight is enough for the next records to wait."""
 
 
 class PartitionSender:
@@ -187,16 +189,23 @@ class PartitionSender:
         window, now_ms = self._window, self._router.clock.monotonic_ms()
         while len(window.waiting) < self._options.inflight_batches_max:
             # While many records are in flight an open batch waits: those that arrive meanwhile make it larger.
-            open_before_ms = now_ms - self._options.linger_ms if window.is_sparse(SPARSE_RECORDS) else None
+            open_before_ms = now_ms - self._options.linger_ms if self._is_sparse else None
             source = self._accumulator.pop_batch(self._partition_id, open_before_ms=open_before_ms)
             if source is None:
                 break
             waited_ms = now_ms - source.opened_ms
             deadline = self._router.deadline(max(0, self._options.delivery_timeout_ms - waited_ms))
             window.waiting.append(InflightBatch(source, deadline))
-        if window.is_sparse(SPARSE_RECORDS):
+        if self._is_sparse:
             self._set_linger()
         return bool(window.waiting)
+
+    @property
+    def _is_sparse(self) -> bool:
+        window = self._window
+        if not window.waiting:
+            return True
+        return self._accumulator.pending_bytes <= SPARSE_BYTES and window.is_sparse(SPARSE_RECORDS)
 
     def _set_linger(self) -> None:
         if self._linger is not None:

@@ -16,7 +16,7 @@ from quiver.client.batching import StoredBatch, partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.inflight import InflightBatch, InflightWindow
 from quiver.client.producer import encode_json
-from quiver.client.sender import SPARSE_RECORDS
+from quiver.client.sender import SPARSE_BYTES, SPARSE_RECORDS
 from quiver.clock import SystemClock
 from quiver.errors import (
     FencedError,
@@ -142,6 +142,27 @@ def test_a_record_does_not_wait_for_few_records_in_flight_but_for_many() -> None
 
     world.run(scenario())
     assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [1, *[1] * SPARSE_RECORDS, 3]
+
+
+def test_few_records_of_a_partition_wait_while_much_is_pending_elsewhere() -> None:
+    world = World(latency=Latency(minimum_ms=5))
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            producer = await cluster.producer("logs")
+            producer.send("begun", partition=0)
+            await producer.send("begun", partition=1)
+            producer.send(b"x" * SPARSE_BYTES, partition=1)
+            few = []
+            for number in range(3):
+                few.append(producer.send(f"{number}", partition=0))
+                await asyncio.sleep(0.001)
+            assert not few[0].is_done
+            await few[-1]
+
+    world.run(scenario())
+    assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [1, 1, 2]
 
 
 def test_linger_also_passes_while_few_records_are_in_flight() -> None:
