@@ -45,12 +45,12 @@ def test_page_goes_on_when_the_node_that_served_it_is_killed(
 
 
 def submit(page: Page, name: str) -> None:
-    """Press the button of a dialog, again if a pause of the machine makes the outcome unknown, until it is done."""
+    """Press the button of a dialog until it is done, again if a pause of the machine is in the way."""
     dialog = page.get_by_role("dialog")
     button = dialog.get_by_role("button", name=name, exact=True)
 
     def is_done() -> bool:
-        if alert(dialog, "was sent and not answered").count():
+        if alert(dialog, re.compile("was sent and not answered|is suspect")).count():
             button.click()
         return dialog.count() == 0
 

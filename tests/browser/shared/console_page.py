@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
@@ -66,7 +67,7 @@ class Console:
         return self.page
 
 
-def alert(page: Page | Locator, text: str) -> Locator:
+def alert(page: Page | Locator, text: str | re.Pattern[str]) -> Locator:
     """Return the alerts with a text: after a pause of the machine, the page also has one that says where it went."""
     return page.get_by_role("alert").filter(has_text=text)
 
