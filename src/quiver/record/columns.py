@@ -8,9 +8,10 @@ bounded by three times the payload (the bytes of each column, and eight bytes fo
 from __future__ import annotations
 
 from array import array
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, compress
 
 import msgspec
 
@@ -22,6 +23,12 @@ from quiver.record.payload import HAS_HEADERS, HAS_KEYS, Layout, decode_layout, 
 _VALUES_ONLY = bytes(PREAMBLE_BYTES)
 """The preamble of a payload that has values alone: no flags, no headers."""
 _NULL_BITS = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byte in range(256))
+_NULL_FLAGS = tuple(bytes(not byte >> bit & 1 for bit in range(8)) for byte in range(256))
+"""For each byte of a bitmap, a byte for each of its bits: 1 for a null."""
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+"""The bytes with which no character of UTF-8 begins."""
+_TEXT_BYTES = 1024 * 1024
+"""Bytes that are checked as text at once: as text they can take four times as much."""
 
 
 class BinaryColumn:
@@ -52,6 +59,23 @@ class BinaryColumn:
         """Return the byte string at `position` as text; it must be neither null nor anything but UTF-8."""
         start = self._start(position)
         return str(self._data[start : start + self._lengths[position]], "utf-8")
+
+    def is_text(self) -> bool:
+        """Return whether each byte string is UTF-8, in time that the number of bytes bounds, not that of the strings.
+
+        Each is if all are together, and none begins within a character.
+        """
+        if self._data.isascii():
+            return True
+        decode, view = getincrementaldecoder("utf-8")().decode, memoryview(self._data)
+        try:
+            for first in range(0, len(view), _TEXT_BYTES):
+                decode(view[first : first + _TEXT_BYTES])
+            decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+        begins = bytes(map((self._data + b"\0").__getitem__, accumulate(self._lengths)))
+        return len(begins.translate(None, _CONTINUATIONS)) == len(begins)
 
     def to_list(self, *, first: int, end: int) -> list[bytes | None]:
         """Return the byte strings at the positions from `first` up to `end`."""
@@ -141,7 +165,7 @@ def _decode_values(view: memoryview, header: BatchHeader) -> Columns:
 def _decode_column(lengths: array[int], data: bytes, validity: bytes) -> BinaryColumn:
     if validity and validity[-1] >> (len(lengths) % 8 or 8):
         raise DecodeError("a bitmap has bits beyond its column")
-    if any(lengths[position] for position in _null_positions(validity, first=0, end=len(lengths))):
+    if any(compress(lengths, b"".join(map(_NULL_FLAGS.__getitem__, validity)))):
         raise DecodeError("a null has a length")
     return BinaryColumn(lengths, data, validity)
 
@@ -158,11 +182,8 @@ def _decode_headers(view: memoryview, layout: Layout, keys: BinaryColumn, values
     counts = _read_array("I", view[layout.header_counts])
     if sum(counts) != layout.header_count:
         raise DecodeError(f"the records' header counts do not add up to {layout.header_count}")
-    try:
-        for position in range(layout.header_count):
-            keys.text(position)
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"a header key is not UTF-8: {error}") from error
+    if not keys.is_text():
+        raise DecodeError("a header key is not UTF-8")
     return HeaderColumn(counts, keys, values)
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from quiver.errors import DecodeError
 from quiver.record import HEADER_BYTES, Batch, BatchHeader, Compression, Record, build_batch, crc32c, decode_batches
 from quiver.record.arrow import to_arrow
+from quiver.record.columns import BinaryColumn
 from quiver.record.compression import decompress
 from quiver.record.header import encode_header
 from quiver.record.payload import to_little_endian
@@ -117,6 +118,22 @@ def test_forged_payload_that_breaks_no_rule_is_read() -> None:
 )
 def test_payload_that_breaks_a_rule_is_refused(rule: str, payload: bytes) -> None:
     assert read_both_ways(forge(payload, record_count=2)) is None
+
+
+KEYS = st.lists(st.text(max_size=3).map(str.encode) | st.binary(max_size=2), max_size=6)
+
+
+@settings(max_examples=500)
+@given(KEYS)
+@example(["ü".encode()[:1], b"", "ü".encode()[1:]])
+@example([b"a", b""])
+def test_keys_are_text_if_each_is(keys: list[bytes]) -> None:
+    """They are checked together, since a batch can have millions."""
+    try:
+        expected = bool([key.decode() for key in keys] or True)
+    except UnicodeDecodeError:
+        expected = False
+    assert BinaryColumn(array("I", map(len, keys)), b"".join(keys), b"").is_text() is expected
 
 
 def test_greatest_timestamp_without_a_column_is_the_first() -> None:
