@@ -35,6 +35,7 @@ from quiver.storage.metrics import describe_lanes
 from quiver.tasks import TaskScope
 from quiver.turns import Turns
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
+from quiver.wire.answer_memory import AnswerMemory, make_answer_memory
 from quiver.wire.certificate_reload import CertificateReloader
 from quiver.wire.handshake import IdentityOf
 from quiver.wire.metrics import describe_network, describe_pool, describe_server
@@ -88,6 +89,8 @@ class Environment(Protocol):
     executor: Executor
     turns: Turns
     """Orders the requests of clients, over HTTP and the wire, when there are too many."""
+    answers: AnswerMemory
+    """The memory of answers to clients, over HTTP and the wire."""
     database: Database
     incarnation: int
     """A number that differs from those of all earlier starts of the node."""
@@ -157,6 +160,7 @@ class SystemEnvironment:
         self._threads = ThreadExecutor(settings.executor)
         self.executor: Executor = self._threads
         self.turns = Turns()
+        self.answers = make_answer_memory(settings.wire)
         url = node.metadata_db or sqlite_url(metadata_database(node.data))
         self.database = open_database(url, schema=schema_name(NodeId(node.id)))
         self.incarnation = time.time_ns()
@@ -205,7 +209,7 @@ class SystemEnvironment:
         node_secret = None
         if decide_proof(self._settings) is NodeProof.SECRET:
             node_secret = NodeSecret(load_node_secret(self._settings.security.node_secret_file), accepts_unproven)
-        server = RequestServer(settings=settings, clock=self.clock, turns=self.turns)
+        server = RequestServer(settings=settings, clock=self.clock, turns=self.turns, memory=self.answers)
         pool = RequestPool(
             name=f"node-{identity.node}",
             cluster_id=identity.cluster,

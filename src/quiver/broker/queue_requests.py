@@ -19,6 +19,7 @@ from quiver.metadata import GroupKind, View
 from quiver.model import ConsumerId
 from quiver.partition import DefaultStart, Replica
 from quiver.partition.queue_handler import QUEUES_MAX, ReceiveRequest
+from quiver.partition.reads import LargeRecords, admit_up_to
 from quiver.security.limits import is_share_used
 from quiver.wire.queue_messages import (
     GetQueue,
@@ -55,20 +56,23 @@ class QueueRequests:
         settings = find_queue_settings(view, request.group_id)
         if request.group_id not in replica.state.queues:
             _check_share(view, request.group_id, replica.state.queues)
-        with self._poll(caller, request.wait_ms) as wait_ms:
-            found = await replica.queues.receive(
-                ReceiveRequest(
-                    group_id=request.group_id,
-                    settings=settings,
-                    records_max=request.records_max,
-                    bytes_max=request.answer_bytes,
-                    lease_ms=request.lease_ms,
-                    wait_ms=wait_ms,
-                    default_start=start,
-                    checked_index=view.index,
-                    admit=caller.reserve,
+        try:
+            with self._poll(caller, request.wait_ms) as wait_ms:
+                found = await replica.queues.receive(
+                    ReceiveRequest(
+                        group_id=request.group_id,
+                        settings=settings,
+                        records_max=request.records_max,
+                        bytes_max=request.answer_bytes,
+                        lease_ms=request.lease_ms,
+                        wait_ms=wait_ms,
+                        default_start=start,
+                        checked_index=view.index,
+                        admit=admit_up_to(caller.reserve, request.decoded_bytes_max),
+                    )
                 )
-            )
+        except LargeRecords as large:
+            return QueueReceived(large_bytes=large.size_bytes), ()
         response = QueueReceived(
             leases=found.leases,
             grant=found.grant,

@@ -22,6 +22,7 @@ from quiver.metadata import GroupKind, Registration, StartFrom, View
 from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, GroupId, Index, Offset
 from quiver.partition import KnownGroups, Replica
+from quiver.partition.reads import LargeRecords, admit_up_to
 from quiver.record import decode_header
 from quiver.tracing import Tracing
 from quiver.wire.consumed_records import encode_consumed
@@ -174,18 +175,24 @@ class BrokerRequests:
     async def _consume(self, caller: Caller, request: Consume, _: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         registration = self._admit_consumer(view, request.consumer_id, request)
-        with self._poll(caller, request.wait_ms) as wait_ms:
-            found = await replica.consume(
-                request.consumer_id,
-                offset=request.offset,
-                default_start=start_of(registration),
-                records_max=request.records_max,
-                bytes_max=request.answer_bytes,
-                wait_ms=wait_ms,
-                checked_index=view.index,
-                groups=_known_groups(view, (request.consumer_id,)),
-                admit=caller.reserve,
-            )
+        try:
+            with self._poll(caller, request.wait_ms) as wait_ms:
+                found = await replica.consume(
+                    request.consumer_id,
+                    offset=request.offset,
+                    default_start=start_of(registration),
+                    records_max=request.records_max,
+                    bytes_max=request.answer_bytes,
+                    wait_ms=wait_ms,
+                    checked_index=view.index,
+                    groups=_known_groups(view, (request.consumer_id,)),
+                    admit=admit_up_to(caller.reserve, request.decoded_bytes_max),
+                    decoded_bytes_max=request.decoded_bytes_max,
+                )
+        except LargeRecords as large:
+            nowhere = Offset(0)
+            response = Consumed(first_offset=nowhere, cursor=nowhere, end_offset=nowhere, large_bytes=large.size_bytes)
+            return response, ()
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 
@@ -195,7 +202,17 @@ class BrokerRequests:
         starts = {id_: start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         consumers = [(id_, starts[id_]) for id_ in ids]
         groups = _known_groups(view, starts)
-        records = await replica.consume_many(consumers, checked_index=view.index, groups=groups, admit=caller.reserve)
+        bytes_max = request.decoded_bytes_max
+        try:
+            records = await replica.consume_many(
+                consumers,
+                checked_index=view.index,
+                groups=groups,
+                admit=admit_up_to(caller.reserve, bytes_max),
+                bytes_max=bytes_max,
+            )
+        except LargeRecords as large:
+            return ManyConsumed(large_bytes=large.size_bytes), ()
         return ManyConsumed(), (encode_consumed(records),)
 
     async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:

@@ -24,11 +24,11 @@ from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.cursors import NO_GROUPS, CursorMoves, KnownGroups
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
-from quiver.partition.reads import Admit, admit_all, check_in_range
+from quiver.partition.reads import Admit, LargeRecords, admit_all, check_in_range
 from quiver.partition.record_batches import READ_BYTES_MAX, HeldBatches, RecordBatches
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
-from quiver.record.decoded import DecodedAllowance
+from quiver.record.decoded import DecodedAllowance, decoded_bytes, record_bytes
 
 DefaultStart = Literal["earliest", "latest"]
 TURNS_MAX = 10_000
@@ -67,15 +67,21 @@ class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What that metadata says of the consumer, if it is a group."""
     admit: Admit = admit_all
     """Called before records are read."""
+    decoded_bytes_max: int = 0
+    """What the batches may take once decoded, also a single one; 0: as much as it is."""
 
 
 class _Plan:
     """The record for each of several consumers, in order, and their cursors afterwards."""
 
-    __slots__ = ("allowance", "cursors", "missing", "records", "size_bytes")
+    __slots__ = ("allowance", "bytes_max", "cursors", "large_bytes", "missing", "records", "size_bytes")
 
-    def __init__(self, admitted: int) -> None:
+    def __init__(self, admitted: int, bytes_max: int) -> None:
         self.allowance = DecodedAllowance(READ_BYTES_MAX, first_bytes_max=admitted)
+        self.bytes_max = bytes_max
+        """Bytes of the records; a single larger one is returned alone, unless it has to be admitted."""
+        self.large_bytes = 0
+        """What has to be admitted first for the first consumer's record, if it is large."""
         self.records: list[Record | None] = []
         self.cursors: dict[ConsumerId, Offset] = {}
         self.missing: dict[Offset, None] = {}
@@ -149,6 +155,9 @@ class ConsumeHandler:
                 continue  # a new term voided the plans, or another call moved the cursor
             self._moves.check_plain(request.consumer_id, request.groups)  # no await from here to the move
             batches, cursor = _cut(batches, first_offset, request.records_max, bytes_max=request.bytes_max)
+            size_bytes = sum(map(decoded_bytes, batches)) if request.decoded_bytes_max else 0
+            if size_bytes > request.decoded_bytes_max:
+                raise LargeRecords(size_bytes)
             consumed = ConsumeResult(batches, first_offset, cursor, end_offset)
             is_there = cursor == planned and self._moves.settled() is None
             return consumed, None if is_there else self._moves.move(
@@ -182,12 +191,13 @@ class ConsumeHandler:
         checked_index: Index | None = None,
         groups: KnownGroups = NO_GROUPS,
         admit: Admit = admit_all,
+        bytes_max: int = 0,
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor, in one replicated step; see `Replica.consume_many`."""
         await self._gate.wait_ready()
-        plan = await self._plan_admitted(consumers, 0, groups)
-        while plan.allowance.large_bytes:
-            plan = await self._plan_admitted(consumers, await admit(plan.allowance.large_bytes), groups)
+        plan = await self._plan_admitted(consumers, 0, groups, bytes_max)
+        while plan.large_bytes:
+            plan = await self._plan_admitted(consumers, await admit(plan.large_bytes), groups, bytes_max)
         for consumer_id in plan.cursors:  # no await from here to the move
             self._moves.check_plain(consumer_id, groups)
         moves = {
@@ -202,13 +212,15 @@ class ConsumeHandler:
         self._timings.commit.observe(now_s() - begun_s)
         return plan.records
 
-    async def _plan_admitted(self, consumers: Sequence[ConsumerStart], admitted: int, groups: KnownGroups) -> _Plan:
+    async def _plan_admitted(
+        self, consumers: Sequence[ConsumerStart], admitted: int, groups: KnownGroups, bytes_max: int
+    ) -> _Plan:
         """Return a plan that misses nothing, within the memory that is admitted for it."""
         await self._gate.wait_ready()
         for consumer_id, _ in consumers if self._state.queues or groups.queues else ():
             self._check_no_queue(consumer_id, groups)
-        plan = self._plan_many(consumers, HeldBatches(), admitted)
-        if not plan.missing or plan.allowance.large_bytes:
+        plan = self._plan_many(consumers, HeldBatches(), admitted, bytes_max)
+        if not plan.missing or plan.large_bytes:
             return plan
         with self._batches.reserve():
             return await self._read_and_plan(consumers, plan, admitted)
@@ -219,15 +231,16 @@ class ConsumeHandler:
         The batches are cached, but there may be more than the cache holds, and this call needs all of them.
         """
         held = HeldBatches()
-        while plan.missing and not plan.allowance.large_bytes:
+        while plan.missing and not plan.large_bytes:
             await self._batches.read_missing(plan.missing, held)
             await self._gate.wait_ready()
-            plan = self._plan_many(consumers, held, admitted)
+            plan = self._plan_many(consumers, held, admitted, plan.bytes_max)
         return plan
 
-    def _plan_many(self, consumers: Sequence[ConsumerStart], held: HeldBatches, admitted: int) -> _Plan:
+    def _plan_many(self, consumers: Sequence[ConsumerStart], held: HeldBatches, admitted: int, bytes_max: int) -> _Plan:
         """Plan a record for each consumer; for fewer if the records, or the batches that must be read, are large."""
-        plan, end_offset = _Plan(admitted), self._state.end_offset
+        plan, end_offset = _Plan(admitted, bytes_max), self._state.end_offset
+        records_bytes_max = min(bytes_max or CONSUMED_BYTES_MAX, CONSUMED_BYTES_MAX)
         for consumer_id, start in consumers:
             offset = plan.cursors.get(consumer_id)
             if offset is None:
@@ -242,11 +255,16 @@ class ConsumeHandler:
                     plan.missing[offset] = None
                     continue
                 if not plan.allowance.take(batch):
+                    plan.large_bytes = plan.allowance.large_bytes
                     break
                 record = batch.records(offset, Offset(offset + 1))[0]
-                plan.size_bytes += len(record.value or b"")
-                if plan.records and plan.size_bytes > CONSUMED_BYTES_MAX:
-                    break
+                plan.size_bytes += record_bytes(record)
+                if plan.size_bytes > records_bytes_max:
+                    if plan.records:
+                        break
+                    if bytes_max and plan.size_bytes > max(bytes_max, admitted):
+                        plan.large_bytes = plan.size_bytes
+                        break
                 offset = Offset(offset + 1)
             plan.cursors[consumer_id] = offset
             plan.records.append(record)

@@ -28,6 +28,27 @@ Called only when there are records. A further call replaces the one before: what
 """
 
 
+class LargeRecords(Exception):  # noqa: N818 - no failure: the caller asks again with more room
+    """Report that the records take more memory than the caller has room for; nothing was done."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.size_bytes = size_bytes
+
+
+def admit_up_to(admit: Admit, bytes_max: int) -> Admit:
+    """Return what admits as `admit` does, but raises `LargeRecords` beyond `bytes_max`; 0: never."""
+    if not bytes_max:
+        return admit
+
+    async def admit_within(size_bytes: int) -> int:
+        if size_bytes > bytes_max:
+            raise LargeRecords(size_bytes)
+        return min(await admit(size_bytes), bytes_max)
+
+    return admit_within
+
+
 async def admit_all(_: int) -> int:
     """Read without waiting for memory."""
     return UNBOUNDED

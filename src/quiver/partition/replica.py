@@ -401,13 +401,15 @@ class Replica:
         checked_index: Index | None = None,
         groups: KnownGroups = NO_GROUPS,
         admit: Admit = admit_all,
+        decoded_bytes_max: int = 0,
     ) -> ConsumeResult:
         """Return records at a consumer's cursor and move the cursor past them, in one replicated step.
 
         A consumer without a cursor starts at `default_start`. With `offset`, the records from that offset are returned
         and the cursor moves past them: safe to repeat. If there is no record, waits up to `wait_ms` for one.
         `checked_index` is the metadata index at which the consumer was found to be registered; `groups` is what
-        that metadata says of it.
+        that metadata says of it. With `decoded_bytes_max`, `LargeRecords` is raised if the batches take more once they
+        are decoded, also a single one; nothing was done then.
 
         Raises:
             TrimmedError: not done; `offset` is below the first record.
@@ -426,6 +428,7 @@ class Replica:
             checked_index=checked_index,
             groups=groups,
             admit=admit,
+            decoded_bytes_max=decoded_bytes_max,
         )
         consumed = await self._consume_handler.consume(request)
         if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
@@ -440,16 +443,18 @@ class Replica:
         checked_index: Index | None = None,
         groups: KnownGroups = NO_GROUPS,
         admit: Admit = admit_all,
+        bytes_max: int = 0,
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor and move all of the cursors, in one replicated step.
 
         A consumer named twice gets two records. The list is shorter than `consumers` if the records are large; nothing
-        was done for the consumers beyond its end. `admit` is called if a record comes out of a large batch.
+        was done for the consumers beyond its end. `admit` is called if a record comes out of a large batch, and, with
+        `bytes_max`, if the first record has more bytes than that.
 
         Raises as `consume` without an offset; the error applies to all of the consumers.
         """
         records = await self._consume_handler.consume_many(
-            consumers, checked_index=checked_index, groups=groups, admit=admit
+            consumers, checked_index=checked_index, groups=groups, admit=admit, bytes_max=bytes_max
         )
         self._meter.count_consumed(records)
         return records

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from quiver.errors import OverloadedError
 from quiver.model import Offset
-from quiver.record.batch import Batch
+from quiver.record.batch import Batch, Record
 from quiver.record.compression import Compression
 from quiver.record.header import HEADER_BYTES, decode_header
 
@@ -218,6 +218,14 @@ def decoded_bytes(batch: Batch) -> int:
     is_compressed = header.compression != Compression.NONE
     raw_bytes = header.raw_bytes if is_compressed else 0
     return len(batch.data) + raw_bytes + COLUMN_BYTES_PER_RECORD * header.record_count
+
+
+def record_bytes(record: Record) -> int:
+    """Return the bytes of a record's value, key and headers."""
+    size_bytes = len(record.value or b"") + len(record.key or b"")
+    if not record.headers:
+        return size_bytes
+    return size_bytes + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
 def decode_batches_cached(

@@ -38,6 +38,7 @@ from quiver.model import (
     TopicId,
 )
 from quiver.record import Batch, Record
+from quiver.record.decoded import decoded_bytes, record_bytes
 from quiver.tasks import timeout
 from quiver.testing.memory_groups import MemoryGroups
 from quiver.testing.memory_partition import MemoryPartition
@@ -460,6 +461,10 @@ class MemoryCluster:
             await partition.wait_grown(request.wait_ms)
         end = Offset(max(first, min(first + request.records_max, partition.end_offset)))
         parts = partition.read(first, request.bytes_max) if end > first else []
+        size_bytes = sum(decoded_bytes(Batch.decode(part)) for part in parts)
+        if size_bytes > (request.decoded_bytes_max or size_bytes):
+            nowhere = Offset(0)
+            return wire.Consumed(first_offset=nowhere, cursor=nowhere, end_offset=nowhere, large_bytes=size_bytes), []
         if parts:
             end = min(end, Batch.decode(parts[-1]).header.end_offset)
         if end > first:
@@ -471,8 +476,12 @@ class MemoryCluster:
         for consumer_id in request.consumer_ids:
             offset = partition.cursors.get(consumer_id, partition.first_offset)
             parts = partition.read(offset, 1) if offset < partition.end_offset else []
-            consumed.append(Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None)
-            if parts:
+            record = Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None
+            size_bytes = 0 if record is None else record_bytes(record)
+            if size_bytes > (request.decoded_bytes_max or size_bytes):
+                return wire.ManyConsumed(large_bytes=0 if consumed else size_bytes), [encode_consumed(consumed)]
+            consumed.append(record)
+            if record is not None:
                 partition.cursors[consumer_id] = Offset(offset + 1)
         return wire.ManyConsumed(), [encode_consumed(consumed)]
 

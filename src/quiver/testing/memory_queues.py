@@ -15,6 +15,7 @@ from quiver.errors import ConflictError, NotFoundError
 from quiver.groups.settings import QueueSettings, dead_letter_topic_of
 from quiver.model import ConsumerId, Offset
 from quiver.record import Record, build_batch
+from quiver.record.decoded import record_bytes
 from quiver.record.delay import find_deliver_at
 from quiver.record.queue_headers import (
     DEAD_ATTEMPTS_HEADER,
@@ -137,6 +138,9 @@ class MemoryQueues:
             await partition.wait_grown(left_ms if due_ms is None else max(1, min(left_ms, due_ms - now_ms)))
         if not offsets:
             return QueueReceived(stall=self._find_stall(settings, queue)), []
+        size_bytes = record_bytes(_read(partition, offsets[0]))
+        if size_bytes > (request.decoded_bytes_max or size_bytes):
+            return QueueReceived(large_bytes=size_bytes), []
         queue.grants += 1
         lease_ms = request.lease_ms or settings.lease_ms
         leases: list[QueueLease] = []

@@ -1,12 +1,12 @@
 """The memory of a node's answers: reserved before records are read, released when the answer is sent or dropped.
 
 It counts the bytes of clients' requests in flight, of the answers that are being made, and of those that wait to be
-sent, in all and for each principal. A handler that finds no room waits for it until its deadline; connections take
-turns, and each keeps its order. Readers that are slow do not starve others: a connection that holds much waits for its
-own answers to be sent once half of the memory is in use, and so does, a little later, a principal with many
-connections that holds more than is free. So there is always room left for a principal that holds little, whatever the
-others do. An answer that is larger than a limit is admitted alone: requests that wait do not count then, or they would
-wait for themselves.
+sent, in all and for each principal, on the wire and over HTTP (`answer_room`). A handler that finds no room waits for
+it until its deadline; connections take turns, and each keeps its order. Readers that are slow do not starve others: a
+connection that holds much waits for its own answers to be sent once half of the memory is in use, and so does, a little
+later, a principal with many connections that holds more than is free. So there is always room left for a principal that
+holds little, whatever the others do. An answer that is larger than a limit is admitted alone: requests that wait do not
+count then, or they would wait for themselves.
 
 Invariant: `bytes` is the sum of what all sessions hold, and of what all accounts hold; `answers_bytes` is the part of
 it that is not requests.
@@ -18,6 +18,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol
 
+from quiver.config import WireSettings
 from quiver.security import Principal
 
 HEAVY_SHARE = 64
@@ -85,8 +86,8 @@ class AnswerMemory:
     def __init__(self, *, limit_bytes: int, connection_bytes_max: int) -> None:
         self.bytes = 0
         self.answers_bytes = 0
+        self.limit_bytes = limit_bytes
         self._accounts: dict[Principal, Account] = {}
-        self._limit_bytes = limit_bytes
         self._connection_bytes_max = connection_bytes_max
         # By connection, in the order of their turns: what waits, oldest first.
         self._waiting: OrderedDict[Holder, OrderedDict[asyncio.Future[None], int]] = OrderedDict()
@@ -96,6 +97,15 @@ class AnswerMemory:
     def waiting(self) -> int:
         """Return how many answers wait for memory."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def is_tight(self) -> bool:
+        """Return whether answers hold so much that even small ones should be reserved before they are made."""
+        return self.answers_bytes > self.limit_bytes // 2
+
+    def has_room(self, holder: Holder, size_bytes: int) -> bool:
+        """Return whether an answer of this size fits now and none of its principal waits; the caller then counts it."""
+        return all(other.account is not holder.account for other in self._waiting) and self._fits(holder, size_bytes)
 
     async def wait_room(self, holder: Holder, size_bytes: int) -> None:
         """Wait until an answer of this size fits; the caller then counts it in the same turn of the loop."""
@@ -141,7 +151,7 @@ class AnswerMemory:
 
     def is_over_share(self, account: Account) -> bool:
         """Return whether a principal holds so much that its connections with unsent answers are not read."""
-        return self.bytes > self._limit_bytes // 2 and account.bytes > self._room_bytes - self.bytes
+        return self.bytes > self.limit_bytes // 2 and account.bytes > self._room_bytes - self.bytes
 
     def evict_blocked(self, now_s: float) -> None:
         """Close connections that have read nothing for a while, if one principal's leave too little to others.
@@ -151,7 +161,7 @@ class AnswerMemory:
         if self.bytes <= self._room_bytes:
             return
         account = max(self._accounts.values(), key=_bytes_of)
-        while self.bytes > self._room_bytes and account.bytes > self._limit_bytes // 2 and account.blocked:
+        while self.bytes > self._room_bytes and account.bytes > self.limit_bytes // 2 and account.blocked:
             connection, since_s = next(iter(account.blocked.items()))
             if now_s - since_s < STALLED_S:
                 return
@@ -172,10 +182,10 @@ class AnswerMemory:
 
     @property
     def _room_bytes(self) -> int:
-        return self._limit_bytes - self._limit_bytes // REQUESTS_SHARE
+        return self.limit_bytes - self.limit_bytes // REQUESTS_SHARE
 
     def _fits(self, holder: Holder, size_bytes: int) -> bool:
-        held_bytes, limit_bytes = holder.held_bytes, self._limit_bytes
+        held_bytes, limit_bytes = holder.held_bytes, self.limit_bytes
         if held_bytes + size_bytes > self._connection_bytes_max and holder.answers_bytes:
             return False
         total_bytes = self.bytes + size_bytes
@@ -213,6 +223,11 @@ class AnswerMemory:
                 granted.set_result(None)
         if admitted and self._waiting:
             self._wake_later()
+
+
+def make_answer_memory(settings: WireSettings) -> AnswerMemory:
+    """Return the memory of the answers of a node with these settings."""
+    return AnswerMemory(limit_bytes=settings.requests_bytes_max, connection_bytes_max=settings.connection_bytes_max)
 
 
 def _bytes_of(account: Account) -> int:

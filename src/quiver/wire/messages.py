@@ -22,9 +22,11 @@ from quiver.wire.queue_messages import QueueRequest
 from quiver.wire.requests import (
     RESULTS_MAX,
     Count,
+    DecodedRoom,
     Done,
     Epoch,
     FeatureLevelNumber,
+    LargeBytes,
     Name,
     PartitionNumber,
     ProducerNumber,
@@ -389,6 +391,7 @@ class Consumed(Response, frozen=True):
     cursor: Offset
     """The consumer's cursor now: one past the last consumed record; equal to `first_offset` if there was none."""
     end_offset: Offset
+    large_bytes: LargeBytes = 0
 
 
 class Consume(Request[Consumed], frozen=True, tag="consume"):
@@ -408,6 +411,7 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
     records_max: Count = 1
     bytes_max: Count = 1024 * 1024
     wait_ms: Count = 0
+    decoded_bytes_max: DecodedRoom = 0
 
     @property
     def is_repeatable(self) -> bool:
@@ -421,6 +425,8 @@ class ManyConsumed(Response, frozen=True):
     It may end early, but not before the first consumer; nothing was consumed for the others.
     """
 
+    large_bytes: LargeBytes = 0
+
 
 class ConsumeMany(Request[ManyConsumed], frozen=True, tag="take_each"):
     """Consume a record for each consumer at its cursor, in one replicated step; a consumer listed twice gets two."""
@@ -432,6 +438,7 @@ class ConsumeMany(Request[ManyConsumed], frozen=True, tag="take_each"):
     topic_id: TopicId
     partition_id: PartitionNumber
     consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=CONSUMERS_MAX)]
+    decoded_bytes_max: DecodedRoom = 0
 
 
 class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
@@ -567,6 +574,7 @@ class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
     group: GroupId
 
 
+DataRequest = Produce | Fetch | ReadReplica | FindOffset | Consume | ConsumeMany | MoveCursor | GetCursors | BeginEpoch
 AnyRequest = (
     AdminRequest
     | SecurityRequest
@@ -584,15 +592,7 @@ AnyRequest = (
     | RegisterProducerRequest
     | RegisterConsumerRequest
     | ForgetClientRequest
-    | Produce
-    | Fetch
-    | ReadReplica
-    | FindOffset
-    | Consume
-    | ConsumeMany
-    | MoveCursor
-    | GetCursors
-    | BeginEpoch
+    | DataRequest
     | SubmitCommand
     | BrokerHeartbeatRequest
     | GetMembers

@@ -22,7 +22,7 @@ from msgspec import Meta
 from quiver.errors import DecodeError
 from quiver.groups.settings import DELAY_MS_MAX, LEASE_MS_MAX
 from quiver.model import POSITION_MAX, Buffer, ConsumerId, Offset, TopicId
-from quiver.wire.requests import Count, PartitionNumber, Request, Response
+from quiver.wire.requests import Count, DecodedRoom, LargeBytes, PartitionNumber, Request, Response
 
 QUEUE_RECORDS_MAX = 5_000
 """Most records of one `QueueReceive`, and of the ranges of one `QueueSettle` together."""
@@ -110,6 +110,7 @@ class QueueReceived(Response, frozen=True):
     """How long the leases last from when they were granted: for workers whose clock differs from the leader's."""
     stall: QueueStall = ""
     """Why there are no leases, if there are none."""
+    large_bytes: LargeBytes = 0
 
 
 class QueueReceive(Request[QueueReceived], frozen=True, tag="queue_receive"):
@@ -133,6 +134,8 @@ class QueueReceive(Request[QueueReceived], frozen=True, tag="queue_receive"):
     lease_ms: LeaseMs | None = None
     """None: as the group's settings say."""
     wait_ms: Count = 0
+    decoded_bytes_max: DecodedRoom = 0
+    """At least as much as a node decodes for any receive."""
 
 
 class QueueSettled(Response, frozen=True):

@@ -25,6 +25,11 @@ Name = Annotated[str, Meta(max_length=300)]
 ActingName = Annotated[str, Meta(max_length=4_000)]
 """A principal, and the roles that an identity provider gives it."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+DecodedRoom = Count
+"""The room that a sender has for records, or batches, once they are decoded; 0: as much as they take. If already the
+first takes more, nothing is done, and `large_bytes` of the response says how much: ask again with that room."""
+LargeBytes = Count
+"""Not 0: nothing was done, and the rest of the response means nothing; see `DecodedRoom`."""
 Epoch = Annotated[int, Meta(ge=0, le=TERM_MAX)]
 PartitionNumber = Annotated[PartitionId, Meta(ge=0, le=ID_MAX)]
 ProducerNumber = Annotated[ProducerId, Meta(ge=0, le=ID_MAX)]

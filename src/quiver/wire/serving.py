@@ -44,7 +44,7 @@ from quiver.security import Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import TaskScope, timeout
 from quiver.turns import TURN_STARTS, Flow, Turns
-from quiver.wire.answer_memory import REQUESTS_FACTOR, AnswerMemory
+from quiver.wire.answer_memory import REQUESTS_FACTOR, AnswerMemory, make_answer_memory
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
@@ -228,14 +228,19 @@ class RequestServer:
     Before `start` and after `close`, requests are refused as `not_serving`.
     """
 
-    def __init__(self, *, settings: WireSettings, clock: Clock, turns: Turns | None = None) -> None:
-        """Prepare to serve; `turns` is shared with the node's other servers."""
+    def __init__(
+        self,
+        *,
+        settings: WireSettings,
+        clock: Clock,
+        turns: Turns | None = None,
+        memory: AnswerMemory | None = None,
+    ) -> None:
+        """Prepare to serve; `turns` and `memory` are shared with the node's other servers."""
         self.settings = settings
         self.turns = turns or Turns()
         """Decides when requests of clients are started."""
-        self.memory = AnswerMemory(
-            limit_bytes=settings.requests_bytes_max, connection_bytes_max=settings.connection_bytes_max
-        )
+        self.memory = memory or make_answer_memory(settings)
         """The bytes of clients' requests in flight and of their answers; sessions update it."""
         self._clock = clock
         self._handler: Handler | None = None

@@ -13,11 +13,11 @@ from partition_harness import LARGE, PartitionHarness, run_harness
 from quiver.config import LogSettings
 from quiver.groups.settings import QueueSettings
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
-from quiver.partition import Replica
+from quiver.partition import ConsumerStart, Replica
 from quiver.partition.queue_handler import ReceiveRequest, ReceiveResult
-from quiver.partition.reads import Admit, admit_all
+from quiver.partition.reads import Admit, LargeRecords, admit_all, admit_up_to
 from quiver.partition.record_batches import READ_BYTES_MAX
-from quiver.record import Compression, build_batch
+from quiver.record import Compression, Record, build_batch
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.record.delay import DELIVER_AT_HEADER, encode_deliver_at
 from quiver.wire.queue_messages import QueueReturn, QueueSettle, ReceiptRange
@@ -210,6 +210,60 @@ def test_answer_from_a_large_batch_is_admitted_before_it_is_decoded(where: str) 
             assert admitted[1] == LARGE
 
     run_harness(test)
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_nothing_is_done_for_a_caller_without_room_for_a_large_record(where: str) -> None:
+    """Neither a cursor moves nor is a record leased, and the caller learns how much it needs."""
+
+    async def test(partition: PartitionHarness) -> None:
+        partition.log_settings = settings_of(where)
+        large = bytearray(build_batch([bytes(2 * READ_BYTES_MAX)], timestamp=1, compression=Compression.ZSTD))
+        consumer = ConsumerId(1)
+        async with partition.open_replica() as replica:
+            await replica.append(large)
+            with pytest.raises(LargeRecords) as first:
+                await consume_one(replica, [consumer], READ_BYTES_MAX)
+            with pytest.raises(LargeRecords) as second:
+                await replica.consume(consumer, bytes_max=1, decoded_bytes_max=READ_BYTES_MAX)
+            with pytest.raises(LargeRecords) as third:
+                await receive(replica, admit=admit_up_to(admit_all, LARGE))
+            needed = first.value.size_bytes
+            assert needed == second.value.size_bytes == third.value.size_bytes > 2 * READ_BYTES_MAX
+            assert (await replica.get_cursors([consumer, WORKERS])).cursors == (None, None)
+            received = await receive(replica, admit=admit_up_to(admit_all, needed))
+            assert len(received.rows) == 1
+            consumed = await replica.consume(consumer, offset=Offset(0), bytes_max=1, decoded_bytes_max=needed)
+            assert consumed.cursor == 1
+            (found,) = await consume_one(replica, [ConsumerId(2)], needed)
+            assert found is not None
+
+    run_harness(test)
+
+
+def test_record_that_has_no_room_is_left_to_the_next_call() -> None:
+    """Only the first consumer's record is large for its caller; those before it and keys count as well."""
+
+    async def test(partition: PartitionHarness) -> None:
+        async with partition.open_replica() as replica:
+            await replica.append(bytearray(build_batch([b"x", b"y"], keys=[None, bytes(2_000)], timestamp=1)))
+            first, second = ConsumerId(1), ConsumerId(2)
+            await replica.move_cursors([(second, Offset(1))])
+            (found,) = await consume_one(replica, [first, second], 1_000)
+            assert found is not None
+            assert found.value == b"x"
+            with pytest.raises(LargeRecords) as refused:
+                await consume_one(replica, [second, first], 1_000)
+            assert refused.value.size_bytes == 2_001
+            assert len(await consume_one(replica, [second, first], 2_001)) == 1
+
+    run_harness(test)
+
+
+async def consume_one(replica: Replica, consumers: list[ConsumerId], bytes_max: int) -> list[Record | None]:
+    """Consume a record for each consumer, as a caller with room for so many bytes does."""
+    starts: list[ConsumerStart] = [(consumer, "earliest") for consumer in consumers]
+    return await replica.consume_many(starts, admit=admit_up_to(admit_all, bytes_max), bytes_max=bytes_max)
 
 
 def settle_one(first: int, grant: int, *, is_done: bool) -> QueueSettle:

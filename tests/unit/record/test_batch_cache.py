@@ -8,13 +8,14 @@ import pytest
 
 from quiver.errors import DecodeError, OverloadedError
 from quiver.model import Index, Offset, PartitionId, Term, TopicId
-from quiver.record import Batch, Compression, build_batch, stamp
+from quiver.record import Batch, Compression, Record, build_batch, stamp
 from quiver.record.decoded import (
     DecodedAllowance,
     DecodedBatchBudget,
     DecodedBatchCache,
     decode_batches_cached,
     decoded_bytes,
+    record_bytes,
 )
 
 Key = tuple[TopicId, PartitionId]
@@ -192,3 +193,10 @@ def test_reservation_grows_and_shrinks() -> None:
                 grown.resize(61)
             assert budget.reserved_bytes == 100, "as before"
     assert (budget.reserved_bytes, budget.refused) == (0, 1)
+
+
+def test_bytes_of_a_record_are_those_of_its_value_key_and_headers() -> None:
+    headers = (("name", b"1234"), ("null", None))
+    assert record_bytes(Record(offset=Offset(0), timestamp=1, key=None, value=None)) == 0
+    assert record_bytes(Record(offset=Offset(0), timestamp=1, key=b"12", value=b"123")) == 5
+    assert record_bytes(Record(offset=Offset(0), timestamp=1, key=None, value=b"123", headers=headers)) == 15

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiver.addresses import Address
@@ -39,7 +40,8 @@ from quiver.testing.simulator.machine import SimulatedMachine
 from quiver.testing.simulator.report import describe, require, violated
 from quiver.testing.transport import SimulatedTransport
 from quiver.turns import Turns
-from quiver.wire import Handler
+from quiver.wire import Handler, WireSettings
+from quiver.wire.answer_memory import AnswerMemory, make_answer_memory
 from quiver.wire.handshake import IdentityOf
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class SimulatedEnvironment:
     address: str
     medium: Medium
     turns: Turns = field(default_factory=Turns)
+    answers: AnswerMemory = field(default_factory=partial(make_answer_memory, WireSettings()))
     level_max: int = LEVEL_MAX
     mode: SecurityMode = SecurityMode.DEVELOPMENT
     keys: KeyRing | None = None
