@@ -303,10 +303,7 @@ class Node:
         roles = settings.node.role_names
         if "manager" in roles:
             self._manager = Manager(
-                self._store,
-                clock=environment.clock,
-                settings=settings.manager,
-                cluster_id=settings.node.cluster,
+                self._store, clock=environment.clock, settings=settings.manager, cluster_id=settings.node.cluster
             )
             await stack.enter_async_context(self._manager)
         self._router = router = NodeRouter(
@@ -378,6 +375,7 @@ class Node:
             decoded=self._decoded,
             quotas=self._quotas,
             turns=environment.turns,
+            answers=environment.answers,
             tracing=self._tracing,
         )
         gateway = Gateway(

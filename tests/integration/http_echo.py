@@ -11,6 +11,7 @@ from typing import ParamSpec
 from quiver.clock import SystemClock
 from quiver.config import GatewaySettings
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult, HttpServer
+from quiver.wire.answer_memory import AnswerMemory
 
 HOST = b"Host: a\r\n"
 PATIENCE_S = 20
@@ -133,7 +134,9 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    settings: GatewaySettings | None = None, application: EchoApplication | None = None
+    settings: GatewaySettings | None = None,
+    application: EchoApplication | None = None,
+    memory: AnswerMemory | None = None,
 ) -> AsyncIterator[Served]:
     application, answered = application or EchoApplication(), list[int]()
     server = HttpServer(
@@ -143,6 +146,7 @@ async def serving(
         settings=settings or GatewaySettings(),
         clock=SystemClock(),
         on_answered=lambda _, response, __: answered.append(response.status if response else 0),
+        memory=memory,
     )
     served = Served(server, application, answered)
     async with server:

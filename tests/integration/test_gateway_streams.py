@@ -7,7 +7,11 @@ from collections.abc import AsyncIterator
 
 from http_echo import HOST, PATIENCE_S, EchoApplication, in_loop, serving, until
 
+from quiver.config import GatewaySettings
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult
+from quiver.security import ANONYMOUS
+from quiver.wire.answer_memory import AnswerMemory
+from quiver.wire.answer_room import AnswerRoom
 
 PIECE = b"x" * 64 * 1024
 
@@ -136,3 +140,102 @@ async def test_server_ends_streams_when_it_closes() -> None:
         await until(lambda: application.sent)
         await served.server.close(grace_ms=10)
         await until(lambda: application.ended)
+
+
+# -- streams that count in the memory of answers -----------------------------------------------------
+
+MIB = 1024 * 1024
+
+
+class RecordApplication(StreamApplication):
+    """Answer as before, with the memory of records that counts until they are sent."""
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def handle(self, request: HttpRequest) -> HttpResult:
+        response = super().handle(request)
+        if not isinstance(response, HttpResponse) or response.stream is None:
+            return response
+        room = AnswerRoom(self._memory, ANONYMOUS)
+        room.count(MIB)
+        return HttpResponse(status=200, stream=response.stream, room=room, stream_bytes=MIB)
+
+
+def make_memory(limit_bytes: int = 128 * MIB) -> AnswerMemory:
+    return AnswerMemory(limit_bytes=limit_bytes, connection_bytes_max=limit_bytes)
+
+
+@in_loop
+async def test_memory_of_a_stream_is_given_back_when_it_is_sent() -> None:
+    memory = make_memory()
+    async with serving(application=RecordApplication(memory), memory=memory) as served:
+        client = await served.connect()
+        await client.send(GET % b"/few")
+        async with asyncio.timeout(PATIENCE_S):
+            await client.reader.readuntil(CHUNKS)
+        await until(lambda: memory.bytes == 0)
+        await client.send(b"HEAD /few HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert (await client.read(is_head=True))[0] == 200
+        assert memory.bytes == 0
+
+
+@in_loop
+async def test_memory_of_a_stream_is_given_back_when_its_client_leaves() -> None:
+    memory = make_memory()
+    application = RecordApplication(memory)
+    async with serving(application=application, memory=memory) as served:
+        client = await served.connect()
+        await client.send(GET % b"/many")
+        await until(lambda: application.sent)
+        assert memory.bytes >= MIB
+        client.writer.transport.abort()
+        await until(lambda: memory.bytes == 0)
+
+
+@in_loop
+async def test_stream_that_takes_memory_must_be_read_in_one_send_timeout_however_it_is_read() -> None:
+    """A client that reads a little now and then would keep the records in memory for hours."""
+    memory = make_memory()
+    application = RecordApplication(memory)
+    async with serving(GatewaySettings(send_timeout_ms=1_000), application, memory) as served:
+        client = await served.connect()
+        await client.send(GET % b"/many")
+        await until(lambda: application.sent)
+        async with asyncio.timeout(PATIENCE_S):
+            while served.server.status().connections:
+                await client.reader.read(64 * 1024)
+                await asyncio.sleep(0.02)
+        assert served.server.status().timed_out == 1
+        assert memory.bytes == 0
+
+
+@in_loop
+async def test_other_streams_may_be_read_as_slowly_as_their_client_likes() -> None:
+    application = StreamApplication()
+    async with serving(GatewaySettings(send_timeout_ms=1_000), application) as served:
+        client = await served.connect()
+        await client.send(GET % b"/many")
+        await until(lambda: application.sent)
+        for _ in range(75):
+            await client.reader.read(MIB)
+            await asyncio.sleep(0.02)
+        assert served.server.status().connections == 1
+
+
+@in_loop
+async def test_what_clients_do_not_read_counts_and_they_are_closed_if_it_is_too_much() -> None:
+    memory = make_memory(16 * MIB)
+    async with serving(memory=memory) as served:
+        clients = [await served.connect() for _ in range(6)]
+        for client in clients:
+            transport = client.writer.transport
+            assert isinstance(transport, asyncio.Transport)
+            transport.pause_reading()
+            client.writer.write(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n")
+        await until(lambda: memory.bytes > 12 * MIB)
+        await until(lambda: memory.bytes <= 12 * MIB)
+        assert 0 < served.server.status().connections < 6
+        assert (await (await served.connect()).get("/x"))[0] == 200
+    assert memory.bytes == 0

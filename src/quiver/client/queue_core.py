@@ -38,6 +38,7 @@ from quiver.client.queue_jobs import (
     to_ranges,
 )
 from quiver.client.queue_place import QueuePlace
+from quiver.client.queue_rooms import QueueRooms, ReserveRoom, release_nothing
 from quiver.client.queue_settler import PartitionSettler, check_topic, name_deleted
 from quiver.errors import (
     DecodeError,
@@ -98,10 +99,11 @@ class QueueCore:
         options: QueueOptions,
         settings: QueueSettings,
         make_job: MakeJob,
+        reserve_room: ReserveRoom | None = None,
     ) -> None:
         self.topic, self.group, self.group_id = topic, group, group_id
         self.options, self.settings = options, settings
-        self.make_job = make_job
+        self.make_job, self._rooms = make_job, QueueRooms(reserve_room)
         self.alive: dict[LeasedJob, int] = {}
         """Jobs whose leases are extended, and until when (monotonic); changed by any thread."""
         self.on_closed: Callable[[], object] = lambda: None
@@ -194,6 +196,7 @@ class QueueCore:
         jobs: list[LeasedJob] = []
         while buffer and len(jobs) < jobs_max:
             job = buffer.popleft()
+            self._rooms.take(job)
             if job.ends_ms > now_ms:  # else it is delivered again, perhaps elsewhere
                 jobs.append(job)
         self._buffered_ms = now_ms
@@ -276,7 +279,7 @@ class QueueCore:
         self._tasks.start(self._receive(place, number, wait_ms), f"receive-{place.partition_id}")
 
     async def _receive(self, place: QueuePlace, number: int, wait_ms: int) -> None:
-        def build(info: TopicInfo) -> QueueReceive:
+        def build(info: TopicInfo, room_bytes: int) -> QueueReceive:
             check_topic(info, self.topic.topic_id)
             return QueueReceive(
                 topic_id=info.topic_id,
@@ -285,23 +288,34 @@ class QueueCore:
                 records_max=number,
                 bytes_max=self.options.receive_bytes,
                 wait_ms=wait_ms,
+                decoded_bytes_max=room_bytes,
             )
 
-        deadline = self._router.deadline(self._router.options.attempt_timeout_ms + wait_ms)
-        try:
-            received, payload = await self._router.ask_leader(
-                self.topic.topic, place.partition_id, build, deadline=deadline, wait_ms=wait_ms
+        async def ask(room_bytes: int) -> tuple[QueueReceived, memoryview]:
+            deadline = self._router.deadline(self._router.options.attempt_timeout_ms + wait_ms)
+            return await self._router.ask_leader(
+                self.topic.topic,
+                place.partition_id,
+                lambda info: build(info, room_bytes),
+                deadline=deadline,
+                wait_ms=wait_ms,
             )
-            self._accept(place, number, received, payload)
+
+        jobs, release = list[LeasedJob](), release_nothing
+        try:
+            (received, payload), release = await self._rooms.receive(ask)
+            jobs = self._accept(place, number, received, payload)
+            self._buffer += jobs
         except QuiverError as error:
             self._handle_error(place, error)
         finally:
+            self._rooms.keep(jobs, release)
             place.is_asked = place.is_polled = False
             place.expected = 0
             place.checked_ms = self._clock.monotonic_ms()
             self._schedule()
 
-    def _accept(self, place: QueuePlace, number: int, received: QueueReceived, payload: memoryview) -> None:
+    def _accept(self, place: QueuePlace, number: int, received: QueueReceived, payload: memoryview) -> list[LeasedJob]:
         now_ms = self._answered_ms = self._clock.monotonic_ms()
         place.backoff.reset()
         self._error = None
@@ -311,7 +325,7 @@ class QueueCore:
         if len(records) < number and len(payload) < self.options.receive_bytes // 2:
             place.empty_until_ms = now_ms + EMPTY_MS
         if not records:
-            return
+            return []
         if not self._buffer:
             self._buffered_ms = now_ms
         self._lease_ms = received.lease_ms
@@ -320,13 +334,14 @@ class QueueCore:
             self.group, self.group_id, topic, self.topic.topic_id, partition_id, received.grant, received.lease_ms
         )
         ends_ms = place.sent_ms + received.lease_ms
-        at = iter(records)
+        at, jobs = iter(records), list[LeasedJob]()
         for lease in received.leases:
             attempt = lease.attempt
             for offset in range(lease.first, lease.first + lease.count):
                 one = next(at)
                 record = Record(Offset(offset), one.timestamp, one.key, one.value, one.headers, partition_id, topic)
-                self._buffer.append(make_job(record, attempt, grant, ends_ms))
+                jobs.append(make_job(record, attempt, grant, ends_ms))
+        return jobs
 
     def _handle_error(self, place: QueuePlace, error: QuiverError) -> None:
         """Ask again later; if asking cannot help, fail the workers that wait now."""
@@ -555,6 +570,7 @@ class QueueCore:
                 await asyncio.sleep(0)
             await self._wait_until(lambda: all(place.settler.is_idle for place in self._places), deadline)
         finally:
+            self._rooms.close()
             self.alive.clear()
             for place in self._places:
                 place.settler.abandon(closed)

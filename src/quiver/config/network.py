@@ -122,8 +122,8 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(
             ge=64 * KIB,
             le=1024 * 1024 * MIB,
-            description="Bytes of client requests in flight and unsent responses on the node; further requests are "
-            "rejected as overloaded.",
+            description="Bytes of client requests in flight and unsent responses on the node, over HTTP the records of "
+            "its answers; further requests are rejected as overloaded, and answers over HTTP wait.",
         ),
     ] = 128 * MIB
     address_connections_max: Annotated[

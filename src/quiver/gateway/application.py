@@ -36,6 +36,7 @@ RouteHandler = Callable[..., Coroutine[Any, Any, HandlerResult] | asyncio.Future
 """Handle a call, given its parameters: return the result, a future of the response, or a coroutine.
 
 The handler of a signed route also gets the principal in whose name it passes its request on; empty for the node itself.
+That of another route with records gets the principal for whom their memory counts.
 """
 NOT_AUDITED = frozenset(
     (
@@ -160,7 +161,7 @@ class RoutedApplication:
 
     def charge(self, request: HttpRequest, response: HttpResponse) -> None:
         """Count the bytes of an answer against the quotas of its principal."""
-        self._quotas.charge(self.principal_of(request), "", len(response.body), self._clock.monotonic_ms())
+        self._quotas.charge(self.principal_of(request), "", response.size_bytes, self._clock.monotonic_ms())
 
     def handle(self, request: HttpRequest) -> HttpResult:
         """Find the route, decode the parameters, call the handler."""
@@ -303,7 +304,7 @@ class RoutedApplication:
             if waits:
                 quotas.end_long_poll(principal)
             if topic and response is not None:
-                quotas.charge_topic(topic, len(response.body), self._clock.monotonic_ms())
+                quotas.charge_topic(topic, response.size_bytes, self._clock.monotonic_ms())
 
         return _finish_with(finish, lambda: self._pass_on(bound, identity, permissions, given, request))
 
@@ -320,6 +321,8 @@ class RoutedApplication:
             # Who may do everything without credentials is the node itself: an open cluster knows no principals.
             is_node = permissions.is_admin and not permissions.is_known
             answer = bound.handler(given, "" if is_node else identity.on_behalf_of)
+        elif route.has_records:
+            answer = bound.handler(given, identity.principal)
         else:
             answer = bound.handler(given)
         if isinstance(answer, asyncio.Future):

@@ -4,29 +4,38 @@ Without it, a consumer that reads message by message would cost one request and 
 partition has a queue of pending calls: calls of any consumers that arrive while its leader is being asked share the
 next request. A call that finds no record moves to the queue of its next partition, and ends after the last one.
 
+Few bytes are asked for at a time. A record that needs more room is taken by a request of its own, once that memory is
+reserved: until then no cursor moves, and nobody else waits for it.
+
 Invariant: a queue is served while it has calls, and every call is answered, however serving ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.gateway.codec import error_response
 from quiver.gateway.http import HttpResponse
+from quiver.gateway.partition_reader import WAIT_SHARE
 from quiver.metadata import TopicRow
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.security import ANONYMOUS, Principal
+from quiver.wire.answer_memory import AnswerMemory
+from quiver.wire.answer_room import AnswerRoom
 from quiver.wire.consumed_records import decode_consumed
 from quiver.wire.messages import ConsumeMany, TopicInfo
 
 COALESCED_MAX = 256
 """Calls in one request."""
+ROOM_BYTES = 256 * 1024
+"""Bytes of the records of one request that are not reserved before it."""
 PARTITION_TIMEOUT_MS = 2_000
 """Time for a partition's answer when every waiting call has another partition to try."""
 
@@ -41,7 +50,7 @@ class PartitionKey(NamedTuple):
 class PendingConsume:
     """One call that waits for its next message."""
 
-    __slots__ = ("consumer_id", "deadline", "done", "failure", "remaining", "topic")
+    __slots__ = ("consumer_id", "deadline", "done", "failure", "principal", "remaining", "topic")
 
     def __init__(
         self,
@@ -51,7 +60,9 @@ class PendingConsume:
         *,
         deadline: Deadline,
         done: asyncio.Future[HttpResponse],
+        principal: Principal,
     ) -> None:
+        self.principal = principal
         self.topic = topic
         self.consumer_id = consumer_id
         self.remaining = list(reversed(order))
@@ -72,8 +83,11 @@ ResponseBuilder = Callable[[PendingConsume, PartitionId, Record], HttpResponse]
 class ConsumeCoalescer:
     """The queues by partition. `close` ends all pending calls."""
 
-    def __init__(self, router: Router, build_response: ResponseBuilder, *, nothing: HttpResponse) -> None:
+    def __init__(
+        self, router: Router, build_response: ResponseBuilder, answers: AnswerMemory, *, nothing: HttpResponse
+    ) -> None:
         self._router = router
+        self._answers = answers
         self._build_response = build_response
         self._nothing = nothing
         self._loop = asyncio.get_running_loop()
@@ -81,11 +95,18 @@ class ConsumeCoalescer:
         self._serving: set[asyncio.Task[None]] = set()
 
     def consume(
-        self, topic: TopicRow, consumer_id: int, order: Sequence[PartitionId], *, deadline: Deadline
+        self,
+        topic: TopicRow,
+        consumer_id: int,
+        order: Sequence[PartitionId],
+        *,
+        deadline: Deadline,
+        principal: Principal = ANONYMOUS,
     ) -> asyncio.Future[HttpResponse]:
         """Consume the next record of the first partition in `order` that has one; the future may be cancelled."""
         done: asyncio.Future[HttpResponse] = self._loop.create_future()
-        self._enqueue(PendingConsume(topic, ConsumerId(consumer_id), order, deadline=deadline, done=done))
+        call = PendingConsume(topic, ConsumerId(consumer_id), order, deadline=deadline, done=done, principal=principal)
+        self._enqueue(call)
         return done
 
     async def close(self) -> None:
@@ -101,7 +122,10 @@ class ConsumeCoalescer:
             queue.append(call)
             return
         self._queues[partition] = [call]
-        task = self._loop.create_task(self._serve(partition))
+        self._start(self._serve(partition))
+
+    def _start(self, serving: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(serving)
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
@@ -125,7 +149,12 @@ class ConsumeCoalescer:
 
     async def _consume(self, partition: PartitionKey, calls: list[PendingConsume]) -> None:
         try:
-            records = await self._ask(partition, calls)
+            if self._answers.is_tight:
+                await self._wait_room(calls[0])
+                calls = [call for call in calls if not call.done.done()]
+                if not calls:
+                    return
+            records, large_bytes = await self._ask(partition, calls, ROOM_BYTES)
         except QuiverError as error:
             concerns_all = len(calls) == 1 or isinstance(error, UnavailableError) or error.outcome == "unknown"
             for call in calls:
@@ -134,6 +163,14 @@ class ConsumeCoalescer:
                 else:  # one of the calls may have caused it: ask for each alone
                     await self._consume(partition, [call])
             return
+        if large_bytes:
+            first_id = calls[0].consumer_id
+            of_first = [call for call in calls if call.consumer_id == first_id]
+            self._start(self._consume_large(partition, of_first, large_bytes))
+            calls = [call for call in calls if call.consumer_id != first_id]
+        self._answer(partition, calls, records)
+
+    def _answer(self, partition: PartitionKey, calls: list[PendingConsume], records: list[Record | None]) -> None:
         for call, record in zip(calls, records, strict=False):
             if record is None:
                 self._try_next_partition(call)
@@ -142,7 +179,43 @@ class ConsumeCoalescer:
         for call in calls[len(records) :]:
             self._enqueue(call)  # the answer was full; nothing was consumed for these calls
 
-    async def _ask(self, partition: PartitionKey, calls: list[PendingConsume]) -> list[Record | None]:
+    async def _wait_room(self, call: PendingConsume) -> None:
+        """Wait until an answer of few bytes fits beside the others."""
+        room = AnswerRoom(self._answers, call.principal)
+        await room.reserve(ROOM_BYTES, timeout_s=call.deadline.remaining_ms / 1000 * WAIT_SHARE)
+        room.release()
+
+    async def _consume_large(self, partition: PartitionKey, calls: list[PendingConsume], large_bytes: int) -> None:
+        """Consume for the calls of one consumer whose next record is large, or in a large batch."""
+        room = AnswerRoom(self._answers, calls[0].principal)
+        try:
+            records: list[Record | None] = []
+            while large_bytes:
+                await room.reserve_large(large_bytes, timeout_s=calls[0].deadline.remaining_ms / 1000 * WAIT_SHARE)
+                calls = [call for call in calls if not call.done.done()]
+                if not calls:
+                    return
+                records, large_bytes = await self._ask(partition, calls, large_bytes)
+            room.release()  # each response counts its own record from now on, in the same turn of the loop
+            self._answer(partition, calls, records)
+            calls = []
+        except QuiverError as error:
+            for call in calls:
+                self._try_next_partition(call, error)
+            calls = []
+        except Exception as error:  # noqa: BLE001 - a bug; the server reports it for each call
+            for call in calls:
+                if not call.done.done():
+                    call.done.set_exception(error)
+        finally:
+            room.release()
+            for call in calls:
+                call.done.cancel()
+
+    async def _ask(
+        self, partition: PartitionKey, calls: list[PendingConsume], room_bytes: int
+    ) -> tuple[list[Record | None], int]:
+        """Return records, or how much room the first of them needs."""
         consumer_ids = tuple(map(_consumer_id_of, calls))
 
         def build(info: TopicInfo) -> ConsumeMany:
@@ -150,16 +223,19 @@ class ConsumeCoalescer:
                 topic_id=info.topic_id,
                 partition_id=partition.partition_id,
                 consumer_ids=consumer_ids,
+                decoded_bytes_max=room_bytes,
             )
 
         deadline = calls[0].deadline
         if min(map(len, map(_remaining_of, calls))) > 1:
             deadline = self._router.deadline(min(PARTITION_TIMEOUT_MS, deadline.remaining_ms))
-        _, payload = await self._router.ask_leader(
+        consumed, payload = await self._router.ask_leader(
             calls[0].topic.name, partition.partition_id, build, deadline=deadline
         )
+        if consumed.large_bytes:
+            return [], consumed.large_bytes
         try:
-            return decode_consumed(payload)
+            return decode_consumed(payload), 0
         except DecodeError as error:
             # Not the client's mistake, and the cursor has moved already: the outcome is unknown.
             message = f"unknown: the answer of partition {partition.partition_id} is damaged: {error}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,12 +27,16 @@ from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.partition_reader import BatchCache, ConsumedRecords, PartitionReader
 from quiver.gateway.produce_handlers import OnClientSeen
+from quiver.gateway.record_answers import SMALL_BYTES, Item, respond_with_list, respond_with_one
 from quiver.gateway.registrations import Registrations, TopicAccess
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
-from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache
+from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, record_bytes
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_or_raise
+from quiver.security import ANONYMOUS, Principal
+from quiver.wire.answer_memory import AnswerMemory
+from quiver.wire.answer_room import AnswerRoom
 from quiver.wire.messages import (
     MoveCursor,
     RegisterConsumerRequest,
@@ -61,6 +66,7 @@ class ConsumeHandlers:
         on_client_seen: OnClientSeen,
         settings: GatewaySettings,
         decoded: DecodedBatchBudget,
+        answers: AnswerMemory,
     ) -> None:
         self._router = router
         self._registrations = registrations
@@ -73,7 +79,8 @@ class ConsumeHandlers:
         """By consumer and topic, the partition that returned a record last."""
         self._decoded = decoded
         self._batch_cache: BatchCache = DecodedBatchCache(bytes_max=CACHED_BYTES_MAX, budget=decoded)
-        self._coalescer = ConsumeCoalescer(router, self._respond, nothing=NOTHING)
+        self._answers = answers
+        self._coalescer = ConsumeCoalescer(router, self._respond, answers, nothing=NOTHING)
 
     async def close(self) -> None:
         """End all pending calls; idempotent."""
@@ -126,62 +133,80 @@ class ConsumeHandlers:
     # -- consume ---------------------------------------------------------------------------------
 
     def consume(
-        self, given: contract.ConsumeQuery
+        self, given: contract.ConsumeQuery, principal: Principal
     ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.ConsumedAnswer | HttpResponse]:
         """Consume a consumer's next message."""
         if given.offset is not None or given.wait_ms:
-            return self._consume_at_or_wait(given)
+            return self._consume_at_or_wait(given, principal)
         try:
             access = self._registrations.consumer_nowait(given.consumer_id, given.topic)
         except (NotFoundError, NotAllowedError):
-            return self._consume_after_catch_up(given)  # it may have registered through another node
-        return self._consume_next(given, access)
+            return self._consume_after_catch_up(given, principal)  # it may have registered through another node
+        return self._consume_next(given, access, principal)
 
-    async def _consume_at_or_wait(self, given: contract.ConsumeQuery) -> contract.ConsumedAnswer | HttpResponse:
+    async def _consume_at_or_wait(
+        self, given: contract.ConsumeQuery, principal: Principal
+    ) -> contract.ConsumedAnswer | HttpResponse:
         """Consume the message at an offset, or wait for the next one."""
-        records = await self._consume_records(given, count=1)
+        room = AnswerRoom(self._answers, principal)
+        records = await self._consume_records(given, room, count=1)
         if not records:
             return NOTHING
         partition_id, record = records[0]
+        if room.held_bytes > SMALL_BYTES:
+            return respond_with_one(_consumed_item(partition_id, record), room, room.held_bytes)
         return contract.ConsumedAnswer(partition_id=partition_id, **record_fields(record))
 
-    async def _consume_after_catch_up(self, given: contract.ConsumeQuery) -> HttpResponse:
+    async def _consume_after_catch_up(self, given: contract.ConsumeQuery, principal: Principal) -> HttpResponse:
         deadline = self._router.deadline(self._settings.request_timeout_ms)
-        return await self._consume_next(given, await self._access(given, deadline))
+        return await self._consume_next(given, await self._access(given, deadline), principal)
 
-    def _consume_next(self, given: contract.ConsumeQuery, access: TopicAccess) -> asyncio.Future[HttpResponse]:
+    def _consume_next(
+        self, given: contract.ConsumeQuery, access: TopicAccess, principal: Principal
+    ) -> asyncio.Future[HttpResponse]:
         partitions = access.partitions if given.partition_id is None else access.choose(given.partition_id)
         self._on_client_seen("consumer", given.consumer_id)
         order = self._order((given.consumer_id, access.topic.topic_id), partitions)
         deadline = self._router.deadline(self._settings.request_timeout_ms)
-        return self._coalescer.consume(access.topic, given.consumer_id, order, deadline=deadline)
+        return self._coalescer.consume(access.topic, given.consumer_id, order, deadline=deadline, principal=principal)
 
     def _respond(self, call: PendingConsume, partition_id: PartitionId, record: Record) -> HttpResponse:
         """Return the response of a call that got a record."""
         self._remember((call.consumer_id, call.topic.topic_id), partition_id)
         self._metrics.count_consumed(records=1, size_bytes=len(record.value or b""))
+        size_bytes = record_bytes(record)
+        if size_bytes > SMALL_BYTES:
+            room = AnswerRoom(self._answers, call.principal)
+            room.count(size_bytes)
+            return respond_with_one(_consumed_item(partition_id, record), room, size_bytes)
         return HttpResponse(
             status=200, body=_encode(contract.ConsumedAnswer(partition_id=partition_id, **record_fields(record)))
         )
 
-    async def consume_batch(self, given: contract.ConsumeBatchQuery) -> contract.BatchConsumedAnswer | HttpResponse:
+    async def consume_batch(
+        self, given: contract.ConsumeBatchQuery, principal: Principal
+    ) -> contract.BatchConsumedAnswer | HttpResponse:
         """Consume a consumer's next messages."""
-        records = await self._consume_records(given, count=given.max or BATCH_DEFAULT)
+        room = AnswerRoom(self._answers, principal)
+        records = await self._consume_records(given, room, count=given.max or BATCH_DEFAULT)
         if not records:
             return NOTHING
+        if room.held_bytes > SMALL_BYTES:
+            items = [_message_item(partition_id, record) for partition_id, record in records]
+            return respond_with_list(_make_batch, items, room, room.held_bytes)
         messages = [
             contract.MessageItem(partition_id=partition_id, **record_fields(record)) for partition_id, record in records
         ]
         return contract.BatchConsumedAnswer(messages=messages)
 
-    async def _consume_records(self, given: contract.ConsumeQuery, *, count: int) -> ConsumedRecords:
+    async def _consume_records(self, given: contract.ConsumeQuery, room: AnswerRoom, *, count: int) -> ConsumedRecords:
         if given.offset is not None and given.partition_id is None:
             raise RequestError("not done: an offset is per partition; give partition_id as well")
         wait_ms = min(given.wait_ms or 0, self._settings.wait_ms_max)
         deadline = self._router.deadline(self._settings.request_timeout_ms + wait_ms)
         access = await self._access(given, deadline)
         partitions = access.choose(given.partition_id)
-        reader = self._reader(access, given.consumer_id, deadline)
+        reader = self._reader(access, given.consumer_id, deadline, room)
         self._on_client_seen("consumer", given.consumer_id)
         records = await self._consume_round_robin(reader, partitions, count, offset=given.offset, wait_ms=wait_ms)
         size_bytes = sum(len(record.value or b"") for _, record in records)
@@ -223,9 +248,9 @@ class ConsumeHandlers:
         if len(self._last_partitions) > LAST_PARTITIONS_MAX:
             del self._last_partitions[next(iter(self._last_partitions))]
 
-    def _reader(self, access: TopicAccess, consumer_id: int, deadline: Deadline) -> PartitionReader:
+    def _reader(self, access: TopicAccess, consumer_id: int, deadline: Deadline, room: AnswerRoom) -> PartitionReader:
         return PartitionReader(
-            self._router, self._batch_cache, self._decoded, access, ConsumerId(consumer_id), deadline
+            self._router, self._batch_cache, self._decoded, access, ConsumerId(consumer_id), deadline, room
         )
 
     async def _access(self, given: contract.ConsumeQuery | contract.SizeQuery, deadline: Deadline) -> TopicAccess:
@@ -237,7 +262,19 @@ class ConsumeHandlers:
         """Count a consumer's unread messages: the sum over partitions, each as its leader reports it now."""
         deadline = self._router.deadline(self._settings.request_timeout_ms)
         access = await self._access(given, deadline)
-        reader = self._reader(access, given.consumer_id, deadline)
+        reader = self._reader(access, given.consumer_id, deadline, AnswerRoom(self._answers, ANONYMOUS))
         self._on_client_seen("consumer", given.consumer_id)
         sizes = await gather_or_raise(reader.size(one) for one in access.choose(given.partition_id))
         return contract.SizeAnswer(size=sum(sizes))
+
+
+def _consumed_item(partition_id: PartitionId, record: Record) -> Item:
+    return Item(partial(contract.ConsumedAnswer, partition_id=partition_id), record)
+
+
+def _message_item(partition_id: PartitionId, record: Record) -> Item:
+    return Item(partial(contract.MessageItem, partition_id=partition_id), record)
+
+
+def _make_batch(messages: list[contract.MessageItem]) -> contract.BatchConsumedAnswer:
+    return contract.BatchConsumedAnswer(messages=messages)

@@ -19,7 +19,7 @@ import msgspec
 
 from quiver.addresses import format_address, parse_address
 from quiver.clock import Clock, Rng
-from quiver.config import GatewaySettings
+from quiver.config import GatewaySettings, WireSettings
 from quiver.gateway.access import HttpAccess
 from quiver.gateway.access_handlers import AccessHandlers
 from quiver.gateway.application import RoutedApplication, RouteHandler
@@ -58,6 +58,7 @@ from quiver.tracing import Tracing
 from quiver.turns import Turns
 from quiver.wire import Handler
 from quiver.wire.admin_messages import DescribeNode, HistorySample, NodeDescribed
+from quiver.wire.answer_memory import AnswerMemory, make_answer_memory
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """What principals and topics may use, shared with the wire; None: everything."""
     turns: Turns | None = None
     """Orders requests when there are too many, shared with the wire; None: those of the gateway alone."""
+    answers: AnswerMemory = msgspec.field(default_factory=partial(make_answer_memory, WireSettings()))
+    """The memory of answers, shared with the wire."""
     tracing: Tracing | None = None
     """Makes spans of produce calls; None: there are none."""
 
@@ -193,6 +196,8 @@ class Gateway:
             tls=tls,
             on_answered=count,
             turns=self._services.turns,
+            memory=self._services.answers,
+            principal_of=application.principal_of,
         )
 
     async def __aenter__(self) -> Self:
@@ -293,6 +298,7 @@ class Gateway:
             on_client_seen=services.on_client_seen,
             settings=settings,
             decoded=services.decoded,
+            answers=services.answers,
         )
         handlers: dict[str, RouteHandler] = {
             "list_topics": topics.list_topics,
@@ -329,7 +335,9 @@ class Gateway:
         return SharedAnswers(self._clock).share(handlers | self._console_handlers() | self._other_handlers())
 
     def _other_handlers(self) -> dict[str, RouteHandler]:
-        self._queues = QueueHandlers(self._router, self._metrics, settings=self._settings)
+        self._queues = QueueHandlers(
+            self._router, self._metrics, settings=self._settings, answers=self._services.answers
+        )
         access = AccessHandlers(self._router, timeout_ms=self._settings.request_timeout_ms)
         groups = GroupHandlers(self._router, timeout_ms=self._settings.request_timeout_ms)
         return self._queues.handlers() | groups.handlers() | access.handlers()
@@ -344,6 +352,7 @@ class Gateway:
             feed=self._feed,
             recorder=self._recorder,
             decoded=self._services.decoded,
+            answers=self._services.answers,
             timeout_ms=self._settings.request_timeout_ms,
         )
         return console.handlers()

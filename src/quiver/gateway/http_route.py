@@ -41,6 +41,8 @@ class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it leaves something behind that lasts: a topic, a producer, a consumer."""
     is_signed: bool = False
     """Whether its handler gets the principal in whose name it passes a request on."""
+    has_records: bool = False
+    """Whether its answer has records, whose memory counts for the principal that its handler gets."""
     is_probe: bool = False
     """Whether it is for load balancers: on every listener, under every name, and never refused for lack of room."""
     is_administrative: bool = False

@@ -1,7 +1,8 @@
 """Read and consume records of partitions for one consumer, through the partitions' leaders.
 
 `PartitionReader` sends the requests of one HTTP call. A consume moves the cursor in the replicated step that reads, so
-an answer that is lost afterwards has the outcome *unknown*.
+an answer that is lost afterwards has the outcome *unknown*. Memory is therefore reserved before a cursor moves: a
+leader does nothing if the records need more than it was told that there is room for, but says how much they need.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from quiver.errors import DecodeError, OutcomeUnknownError, OverloadedError, Qui
 from quiver.gateway.registrations import TopicAccess
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
-from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, Reservation, decode_batches_cached
+from quiver.record.decoded import (
+    DecodedBatchBudget,
+    DecodedBatchCache,
+    Reservation,
+    decode_batches_cached,
+    record_bytes,
+)
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.wire.answer_room import AnswerRoom
 from quiver.wire.messages import (
     Consume,
     Consumed,
@@ -32,6 +40,8 @@ RESERVED_BYTES_MIN = 256 * 1024
 """What a request reserves at least: the batch of a single record is decoded whole."""
 
 BatchCache = DecodedBatchCache[tuple[tuple[TopicId, PartitionId], bytes]]
+WAIT_SHARE = 0.8
+"""Share of a call's remaining time for which it waits for memory; the rest is for the leader."""
 ConsumedRecords = list[tuple[PartitionId, Record]]
 
 
@@ -50,7 +60,9 @@ class PartitionReader:
         access: TopicAccess,
         consumer_id: ConsumerId,
         deadline: Deadline,
+        room: AnswerRoom,
     ) -> None:
+        """Read for one call; `room` counts the records that it has read so far."""
         self.access = access
         self.consumer_id = consumer_id
         self._router = router
@@ -58,13 +70,16 @@ class PartitionReader:
         self._decoded = decoded
         self._topic = access.topic.name
         self._deadline = deadline
+        self._room = room
+        self._records_bytes = 0
         self._cursors: dict[PartitionId, Offset] = {}
         """The consumer's cursors, by partition, as of the last answer."""
 
     async def consume(self, partition_id: PartitionId, count: int, *, offset: int | None = None) -> ConsumedRecords:
         """Consume up to `count` records of a partition, from the cursor or from an offset.
 
-        Waits, within the call's deadline, while the requests in progress use all memory for decoded batches.
+        Waits, within the call's deadline, while the requests in progress use all memory for decoded batches, or other
+        answers that for answers. If the call has records already, it does not wait: the others come with the next one.
 
         Raises:
             OverloadedError: not done; there was no memory until the deadline.
@@ -78,12 +93,34 @@ class PartitionReader:
             records += more
         return records
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether the call has enough records for one answer, or others need the memory."""
+        return self._records_bytes >= BATCH_BYTES_MAX or (self._records_bytes > 0 and self._room.is_memory_tight)
+
     async def _request(
         self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int
     ) -> tuple[ConsumedRecords, Consumed]:
-        reserved = await self._reserve(max(bytes_max, RESERVED_BYTES_MIN))
-        with reserved:
-            return await self._consume(partition_id, count, offset=offset, bytes_max=bytes_max)
+        """Send a request, and again with more room if the leader says that its first batch needs more."""
+        large_bytes = 0
+        if self._room.is_memory_tight and not self._records_bytes:
+            await self._room.reserve(RESERVED_BYTES_MIN, timeout_s=self._wait_s)
+        while True:
+            with await self._reserve(max(bytes_max, RESERVED_BYTES_MIN, large_bytes)):
+                room_bytes = max(BATCH_BYTES_MAX, large_bytes)
+                consumed, payload = await self._ask(
+                    partition_id, count, offset=offset, bytes_max=bytes_max, room_bytes=room_bytes
+                )
+                if not consumed.large_bytes:
+                    return self._decode(partition_id, payload, consumed), consumed
+            if self._records_bytes:
+                return [], consumed
+            large_bytes = consumed.large_bytes
+            await self._room.reserve_large(large_bytes, timeout_s=self._wait_s)
+
+    @property
+    def _wait_s(self) -> float:
+        return self._deadline.remaining_ms / 1000 * WAIT_SHARE
 
     async def _reserve(self, size_bytes: int) -> Reservation:
         """Reserve memory before the cursor moves: afterwards a refusal would lose records."""
@@ -94,10 +131,10 @@ class PartitionReader:
             except OverloadedError as error:
                 await retry.wait_turn(error)
 
-    async def _consume(
-        self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int
-    ) -> tuple[ConsumedRecords, Consumed]:
-        consumed, payload = await self._router.ask_leader(
+    async def _ask(
+        self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int, room_bytes: int
+    ) -> tuple[Consumed, memoryview]:
+        return await self._router.ask_leader(
             self._topic,
             partition_id,
             lambda info: Consume(
@@ -107,22 +144,25 @@ class PartitionReader:
                 offset=None if offset is None else Offset(offset),
                 records_max=count,
                 bytes_max=bytes_max,
+                decoded_bytes_max=room_bytes,
             ),
             deadline=self._deadline,
         )
-        self._cursors[partition_id] = consumed.cursor
-        return self._decode(partition_id, payload, consumed), consumed
 
     def _decode(self, partition_id: PartitionId, payload: memoryview, consumed: Consumed) -> ConsumedRecords:
+        self._cursors[partition_id] = consumed.cursor
         try:
             partition = (self.access.topic.topic_id, partition_id)
             batches = decode_batches_cached(payload, self._batch_cache, partition=partition)
             first_offset, end_offset = consumed.first_offset, consumed.cursor
-            return [(partition_id, one) for batch in batches for one in batch.records(first_offset, end_offset)]
+            found = [(partition_id, one) for batch in batches for one in batch.records(first_offset, end_offset)]
         except DecodeError as error:
             # Not the client's mistake, and the cursor has moved already: the outcome is unknown.
             message = f"unknown: the answer of partition {partition_id} is damaged: {error}"
             raise OutcomeUnknownError(message, code="damaged") from error
+        self._records_bytes += sum(record_bytes(record) for _, record in found)
+        self._room.count(self._records_bytes)
+        return found
 
     async def consume_from_any(
         self, order: Sequence[PartitionId], count: int, *, offset: int | None = None
@@ -140,7 +180,7 @@ class PartitionReader:
                 failure = failure or error
                 if error.outcome == "unknown":
                     break  # its records may be consumed but never returned: the client must learn of that
-            if len(records) >= count:
+            if len(records) >= count or self._is_full:
                 break
         if not records and failure is not None:
             raise failure

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -32,10 +32,17 @@ from quiver.gateway.application import RouteHandler
 from quiver.gateway.codec import record_fields
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
+from quiver.gateway.partition_reader import WAIT_SHARE
+from quiver.gateway.record_answers import SMALL_BYTES, Item, respond_with_list
 from quiver.model import ConsumerId, PartitionId, TopicId
+from quiver.record.decoded import record_bytes
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.security import ANONYMOUS, Principal
+from quiver.security.identity import parse_acting
 from quiver.security.limits import is_share_used
+from quiver.wire.answer_memory import AnswerMemory
+from quiver.wire.answer_room import AnswerRoom
 from quiver.wire.group_messages import QueueSettingsChange
 from quiver.wire.queue_messages import Grant, Position
 from quiver.wire.requests import PartitionNumber
@@ -45,6 +52,8 @@ T = TypeVar("T")
 NOTHING = HttpResponse(status=204)
 QUEUES_MAX = 1_000
 """Queues that a gateway serves at a time, each counted once per principal; `is_share_used` shares them out."""
+RECEIVE_BYTES = 1024 * 1024
+"""Bytes of the records that a dispatcher asks a partition for at once, unless a single one is larger."""
 IDLE_MS_MAX = 30_000
 """Time after which the dispatcher of a queue that nobody uses is closed."""
 
@@ -88,10 +97,11 @@ class _OpenQueue(msgspec.Struct):
 class QueueHandlers:
     """Handle the calls of workers."""
 
-    def __init__(self, router: Router, metrics: Metrics, *, settings: GatewaySettings) -> None:
+    def __init__(self, router: Router, metrics: Metrics, *, settings: GatewaySettings, answers: AnswerMemory) -> None:
         self._router, self._clock = router, router.clock
         self._metrics = metrics
         self._settings = settings
+        self._answers = answers
         self._queues: dict[QueueKey, _OpenQueue] = {}
         self._opening: dict[QueueKey, asyncio.Lock] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -128,8 +138,13 @@ class QueueHandlers:
         if not jobs:
             return NOTHING
         self._metrics.count_consumed(records=len(jobs), size_bytes=sum(len(job.value or b"") for job in jobs))
-        group_id = opened.core.group_id
-        return contract.JobsAnswer(jobs=[_job_item(job, group_id) for job in jobs])
+        items = [_job_item(job, opened.core.group_id) for job in jobs]
+        size_bytes = sum(record_bytes(job.record) for job in jobs)
+        if size_bytes > SMALL_BYTES:
+            room = AnswerRoom(self._answers, _principal_of(on_behalf_of))
+            room.count(size_bytes)
+            return respond_with_list(_make_answer, items, room, size_bytes)
+        return _make_answer([make(**record_fields(record)) for make, record in items])
 
     async def ack(self, given: contract.SettleBody, on_behalf_of: str) -> contract.SettledAnswer:
         """Acknowledge jobs."""
@@ -232,14 +247,21 @@ class QueueHandlers:
             group,
             group_id,
             router=self._router,
-            options=QueueOptions(),
+            options=QueueOptions(receive_bytes=RECEIVE_BYTES),
             settings=settings,
             make_job=partial(LeasedJob, None),
+            reserve_room=partial(self._reserve_room, _principal_of(on_behalf_of)),
         )
         opened = self._queues[key] = _OpenQueue(core=core, used_ms=self._clock.monotonic_ms())
         if self._sweeper is None:
             self._sweep()
         return opened
+
+    async def _reserve_room(self, principal: Principal, size_bytes: int) -> Callable[[], None]:
+        """Wait for the memory of a large record, before it is leased, and return what releases it."""
+        room = AnswerRoom(self._answers, principal)
+        await room.reserve_large(size_bytes, timeout_s=self._router.options.attempt_timeout_ms / 1000 * WAIT_SHARE)
+        return room.release
 
     def _check_room(self, key: QueueKey) -> None:
         """Raise `OverloadedError` if all dispatchers, or the caller's share of them, are in use or being opened."""
@@ -282,13 +304,23 @@ def _receipts_of(given: contract.SettleBody) -> Sequence[str]:
     return (given.receipt,) if given.receipt is not None else given.receipts or ()
 
 
-def _job_item(job: LeasedJob, group_id: ConsumerId) -> contract.JobItem:
+def _principal_of(on_behalf_of: str) -> Principal:
+    """Return the principal for whom the memory of an answer counts; the node itself asks for nobody known."""
+    return parse_acting(on_behalf_of, address="").principal if on_behalf_of else ANONYMOUS
+
+
+def _job_item(job: LeasedJob, group_id: ConsumerId) -> Item:
     grant = job.grant
     receipt = ReceiptToken(grant.topic_id, grant.partition_id, group_id, job.offset, grant.grant)
-    return contract.JobItem(
+    make = partial(
+        contract.JobItem,
         receipt=encode_receipt(receipt),
         attempt=job.attempt,
         lease_ms=grant.lease_ms,
         partition_id=grant.partition_id,
-        **record_fields(job.record),
     )
+    return Item(make, job.record)
+
+
+def _make_answer(jobs: list[contract.JobItem]) -> contract.JobsAnswer:
+    return contract.JobsAnswer(jobs=jobs)

@@ -126,6 +126,7 @@ _ROUTES: tuple[HttpRoute, ...] = (
         has_nothing=True,
         failures=DATA_FAILURES,
         changes=True,
+        has_records=True,
     ),
     HttpRoute(
         name="consume_batch",
@@ -138,6 +139,7 @@ _ROUTES: tuple[HttpRoute, ...] = (
         has_nothing=True,
         failures=DATA_FAILURES,
         changes=True,
+        has_records=True,
     ),
     HttpRoute(
         name="get_size",

@@ -10,7 +10,7 @@ import msgspec
 
 from quiver.access import AccessControl, AuditLog, Authenticator
 from quiver.clock import SystemClock
-from quiver.config import GatewaySettings
+from quiver.config import GatewaySettings, WireSettings
 from quiver.errors import NotAllowedError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.access import HttpAccess
@@ -35,6 +35,7 @@ from quiver.testing.memory_cluster import MemoryCluster
 from quiver.testing.memory_partition import MemoryPartition
 from quiver.wire import Caller, requests
 from quiver.wire import messages as wire
+from quiver.wire.answer_memory import make_answer_memory
 from quiver.wire.messages import ConsumeMany, ManyConsumed
 
 T = TypeVar("T")
@@ -193,6 +194,7 @@ class World:
         self.cluster = GatewayCluster(clock=self.clock, rng=self.streams.network, latency=latency)
         self._settings = settings or GatewaySettings()
         self.decoded = DecodedBatchBudget(self._settings.decoded_bytes_max)
+        self.answers = make_answer_memory(WireSettings())
         self.gateway: Gateway
 
     def run(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
@@ -208,6 +210,7 @@ class World:
                 access=open_access(self.cluster.view),
                 on_client_seen=self.cluster.record_client,
                 decoded=self.decoded,
+                answers=self.answers,
             )
             self.gateway = Gateway(
                 services,
@@ -234,7 +237,8 @@ class World:
     async def ask_raw(self, method: str, path: str, *, body: bytes = b"", query: bytes = b"") -> HttpResponse:
         request = HttpRequest(method=method, path=path, query=query, headers={b"host": b"localhost"}, body=body)
         answer = self.gateway.application.handle(request)
-        return answer if isinstance(answer, HttpResponse) else await answer
+        response = answer if isinstance(answer, HttpResponse) else await answer
+        return response if response.room is None else await read_stream(response)
 
     async def get(self, path: str, **parameters: Any) -> tuple[int, dict[str, Any]]:
         return await self.ask("GET", path, **parameters)
@@ -251,6 +255,15 @@ class World:
         status, answer = await self.post("/consumer/register", topic=topic, **parameters)
         assert status == 200, answer
         return int(answer["consumer_id"])
+
+
+async def read_stream(response: HttpResponse) -> HttpResponse:
+    """Return a response with the body that was made while it was read, as a connection does."""
+    assert response.stream is not None
+    assert response.room is not None
+    body = b"".join([piece async for piece in response.stream])
+    response.room.release()
+    return msgspec.structs.replace(response, body=body, stream=None, room=None)
 
 
 def open_access(view: Callable[[], View] | None = None) -> HttpAccess:

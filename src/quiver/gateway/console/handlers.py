@@ -30,8 +30,10 @@ from quiver.model import ConsumerId, NodeId, Offset, PartitionId
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, RouterOptions, gather_outcomes
+from quiver.security import Principal
 from quiver.tasks import map_in_steps
 from quiver.wire.admin_messages import ClientInfo, DescribeNode, ListClients
+from quiver.wire.answer_memory import AnswerMemory
 from quiver.wire.messages import (
     AddPartitionsRequest,
     ConfigureTopicRequest,
@@ -59,6 +61,7 @@ class ConsoleHandlers:
         feed: ConsoleFeed,
         recorder: ConsoleRecorder,
         decoded: DecodedBatchBudget,
+        answers: AnswerMemory,
         timeout_ms: int,
     ) -> None:
         self._router = router.with_options(RouterOptions(timeout_ms=timeout_ms))
@@ -69,7 +72,7 @@ class ConsoleHandlers:
         self._feed = feed
         self._recorder = recorder
         self._summaries = TopicSummaries(router, view, clock)
-        self._browser = RecordBrowser(router, decoded, timeout_ms=timeout_ms)
+        self._browser = RecordBrowser(router, decoded, answers, timeout_ms=timeout_ms)
         self._timeout_ms = timeout_ms
 
     def handlers(self) -> dict[str, RouteHandler]:
@@ -159,9 +162,9 @@ class ConsoleHandlers:
             ]
         )
 
-    async def browse(self, given: contract.RecordsQuery) -> contract.RecordsAnswer | HttpResponse:
+    async def browse(self, given: contract.RecordsQuery, principal: Principal) -> contract.RecordsAnswer | HttpResponse:
         """Return records."""
-        return await self._browser.browse(given)
+        return await self._browser.browse(given, principal)
 
     # -- consumers -------------------------------------------------------------------------------
 
@@ -291,10 +294,9 @@ class ConsoleHandlers:
         """List the runs of pipelines."""
         query = contract.RecordsQuery(topic=RUNS_TOPIC, max=READ_MAX)
         try:
-            found = await self._browser.browse(query)
+            found = await self._browser.read(query)
         except NotFoundError:
             return contract.PipelinesAnswer(runs=[])
-        assert isinstance(found, contract.RecordsAnswer)
         return contract.PipelinesAnswer(runs=fold_runs(found.records, now_ms=self._clock.wall_ms()))
 
     # -- requests --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 from quiver.gateway.console import contract
 from quiver.model import Offset, PartitionId
 from quiver.record import Batch, Record
+from quiver.record.decoded import record_bytes
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes of values, keys and headers in one answer, of all partitions; a single larger record is returned whole."""
@@ -56,12 +57,6 @@ def make_matcher(key: str | None, search: str | None) -> Matches | None:
     return matches
 
 
-def size_of(record: Record) -> int:
-    """Return the bytes with which a record counts in an answer."""
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.value or b"") + len(record.key or b"") + headers
-
-
 class KeptRecords:
     """The first records that are added, or the last ones, within a number and bytes."""
 
@@ -84,10 +79,10 @@ class KeptRecords:
     def add(self, record: Record) -> bool:
         """Keep a record, instead of earlier ones if the last are wanted; return False if it has no room."""
         self.records.append(record)
-        self.size_bytes += size_of(record)
+        self.size_bytes += record_bytes(record)
         while len(self.records) > self._count_min and self._is_over:
             dropped = self.records.popleft() if self._keeps_last else self.records.pop()
-            self.size_bytes -= size_of(dropped)
+            self.size_bytes -= record_bytes(dropped)
             self.has_dropped = True
         return self._keeps_last or not self.has_dropped
 
@@ -210,7 +205,7 @@ class FoundRecords:
         """Add what was read of a partition, and drop what cannot be in the answer any more."""
         self.partitions.append(one)
         self._count += len(one.records)
-        self.size_bytes += sum(map(size_of, one.records))
+        self.size_bytes += sum(map(record_bytes, one.records))
         if self.size_bytes > ANSWER_BYTES_MAX or self._count > 2 * self._wanted:
             self.choose()
 
@@ -221,7 +216,7 @@ class FoundRecords:
         cut = _cut_last if self._is_newest else _cut_first
         self.partitions = [cut(one, counts[PartitionId(one.range.partition_id)]) for one in self.partitions]
         self._count = len(chosen)
-        self.size_bytes = sum(size_of(record) for _, record in chosen)
+        self.size_bytes = sum(record_bytes(record) for _, record in chosen)
         return chosen
 
     def _choose(self) -> list[tuple[PartitionId, Record]]:
@@ -231,7 +226,7 @@ class FoundRecords:
             every.reverse()
         size_bytes, count = 0, 0
         for _, record in every[: self._wanted]:
-            size_bytes += size_of(record)
+            size_bytes += record_bytes(record)
             if count and size_bytes > ANSWER_BYTES_MAX:
                 break
             count += 1

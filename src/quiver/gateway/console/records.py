@@ -5,21 +5,23 @@ The newest records are read backwards, in ranges of about `STEP_BYTES`: if not a
 returned are the newest, and `start` says where they begin.
 
 Bytes are counted as they are once decoded, before a batch is decoded, and a batch is dropped before the next one is.
-What a call decodes and what it has found are reserved in the node's `DecodedBatchBudget` until its answer exists.
+What a call decodes and what it has found are reserved in the node's `DecodedBatchBudget` until its answer begins; then
+the records, and a file that is made as a whole, count in the node's `AnswerMemory` until they are sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal, TypeVar
 
 import msgspec
 
 from quiver.errors import DecodeError, NotFoundError, OutOfRangeError, RequestError, TrimmedError, UnavailableError
 from quiver.gateway.codec import record_fields
 from quiver.gateway.console import contract
-from quiver.gateway.console.record_files import make_file
+from quiver.gateway.console.record_files import make_file, room_bytes
 from quiver.gateway.console.record_scan import (
     ANSWER_BYTES_MAX,
     SCANNED_BYTES_MAX,
@@ -34,12 +36,18 @@ from quiver.gateway.console.record_scan import (
 )
 from quiver.gateway.contract import MessageItem
 from quiver.gateway.http import HttpResponse
+from quiver.gateway.record_answers import SMALL_BYTES, Item, respond_with_list
 from quiver.model import Offset, PartitionId
 from quiver.record import Batch, decode_batches
 from quiver.record.decoded import DecodedBatchBudget, Reservation, decoded_bytes
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.security import Principal
+from quiver.wire.answer_memory import AnswerMemory
+from quiver.wire.answer_room import AnswerRoom
 from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
+
+T = TypeVar("T")
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -63,17 +71,26 @@ class _Call(msgspec.Struct, frozen=True):
 class RecordBrowser:
     """Read records for people."""
 
-    def __init__(self, router: Router, decoded: DecodedBatchBudget, *, timeout_ms: int) -> None:
+    def __init__(self, router: Router, decoded: DecodedBatchBudget, answers: AnswerMemory, *, timeout_ms: int) -> None:
         self._router = router
         self._decoded = decoded
+        self._answers = answers
         self._timeout_ms = timeout_ms
 
-    async def browse(self, given: contract.RecordsQuery) -> contract.RecordsAnswer | HttpResponse:
+    async def browse(self, given: contract.RecordsQuery, principal: Principal) -> contract.RecordsAnswer | HttpResponse:
         """Return records of a topic, or a file with them.
 
         Raises:
-            OverloadedError: the calls in progress use all memory for decoded batches.
+            OverloadedError: the calls in progress use all memory for decoded batches, or other answers that for them.
         """
+        room = AnswerRoom(self._answers, principal)
+        return await self._find(given, lambda found: _make_answer(given, found, room))
+
+    async def read(self, given: contract.RecordsQuery) -> contract.RecordsAnswer:
+        """Return records of a topic for the node itself; raises as `browse` does."""
+        return await self._find(given, _make_records)
+
+    async def _find(self, given: contract.RecordsQuery, make_answer: Callable[[FoundRecords], T]) -> T:
         if sum(one is not None for one in (given.from_, given.offset, given.time_ms)) > 1:
             raise RequestError("give at most one of from, offset and time_ms")
         if given.offset is not None and given.partition_id is None:
@@ -92,7 +109,7 @@ class RecordBrowser:
             # A partition at a time: what is decoded at once stays small, and leaders are asked one after the other.
             for one in numbers:
                 found.add(await self._read(call, PartitionId(one)))
-            return _make_answer(given, found)
+            return make_answer(found)
 
     async def _read(self, call: _Call, partition_id: PartitionId) -> PartitionRecords:
         try:
@@ -245,12 +262,28 @@ def _damaged(partition_id: PartitionId, error: DecodeError) -> UnavailableError:
     )
 
 
-def _make_answer(given: contract.RecordsQuery, found: FoundRecords) -> contract.RecordsAnswer | HttpResponse:
+def _make_answer(
+    given: contract.RecordsQuery, found: FoundRecords, room: AnswerRoom
+) -> contract.RecordsAnswer | HttpResponse:
     chosen, file_format = found.choose(), given.format or "json"
-    if file_format != "json":
-        return make_file(given.topic, file_format, chosen)
+    is_small, is_file = found.size_bytes <= SMALL_BYTES, file_format != "json"
+    if not is_small:
+        room.reserve_nowait(room_bytes(file_format, chosen, found.size_bytes) if is_file else found.size_bytes)
+    if is_file:
+        return make_file(given.topic, file_format, chosen, room)
+    if is_small:
+        return _make_records(found)
+    items = [Item(partial(MessageItem, partition_id=at), one) for at, one in chosen]
+    return respond_with_list(partial(_describe, found), items, room, found.size_bytes)
+
+
+def _make_records(found: FoundRecords) -> contract.RecordsAnswer:
+    return _describe(found, [MessageItem(partition_id=at, **record_fields(one)) for at, one in found.choose()])
+
+
+def _describe(found: FoundRecords, records: list[MessageItem]) -> contract.RecordsAnswer:
     return contract.RecordsAnswer(
-        records=[MessageItem(partition_id=at, **record_fields(one)) for at, one in chosen],
+        records=records,
         partitions=[one.range for one in found.partitions],
         scanned=sum(one.scanned for one in found.partitions),
     )

@@ -47,6 +47,7 @@ CONSOLE_ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.RecordsAnswer,
         file_types=tuple(contract.FILE_TYPES.values()),
         failures=(404, 422, 504),
+        has_records=True,
     ),
     HttpRoute(
         name="list_consumers",

@@ -7,7 +7,9 @@ is then drained for a moment: closing it with unread bytes would send a reset, w
 client.
 
 A response may have a stream for a body: its pieces are sent in chunks, and the next one is asked for once the client
-has read enough of those before it. The requests that follow wait until it ends.
+has read enough of those before it. The requests that follow wait until it ends. What a response has in memory counts
+until then (`HttpResponse.room`), and what a client does not read of other responses while it does not; one that does
+not read may be closed, if others need the memory.
 
 A client that closes its side counts as disconnected: its pending work is cancelled, so that no long poll consumes a
 record whose client is gone.
@@ -21,12 +23,15 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from quiver.addresses import format_address
 from quiver.gateway.http.messages import (
     HttpRefusal,
     HttpRequest,
     HttpResponse,
     RequestReader,
+    ResponseRoom,
     encode_chunk,
     encode_response,
     encode_stream_head,
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
     from quiver.gateway.http.server import HttpServer
     from quiver.turns import Flow
+    from quiver.wire.answer_memory import Account
 
 PROGRESS_BYTES = 64 * 1024
 """Bytes of a body that count as progress: they restart its deadline."""
@@ -69,6 +75,14 @@ class HttpConnection(asyncio.BaseProtocol):
         """What a stream waits for while the client does not read."""
         self._flow: Flow | None = None
         """What counts the work as under way, if its request waited for its turn."""
+        self._room: ResponseRoom | None = None
+        """The memory of the stream that is being sent."""
+        self._sent_bytes = 0
+        """Bytes of the last stream."""
+        self._answered: HttpRequest | None = None
+        """The request whose response is being written."""
+        self._unread: tuple[Account, int] | None = None
+        """What is counted of responses that the client does not read, and for whom."""
         self._is_ending = False
         self._is_writing_paused = False
         self._is_reading_paused = False
@@ -137,12 +151,16 @@ class HttpConnection(asyncio.BaseProtocol):
         """Pause: the client does not read."""
         self._is_writing_paused = True
         self._pause_reading()
-        self._server.sending.begin(self)
+        if self._room is None or self not in self._server.sending:
+            self._server.sending.begin(self)  # of a stream that takes memory, all must be read in one such time
+        self._count_unread()
 
     def resume_writing(self) -> None:
         """Resume answering."""
         self._is_writing_paused = False
-        self._server.sending.end(self)
+        if self._room is None:
+            self._server.sending.end(self)
+        self._forget_unread()
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
         if not self._is_ending:
@@ -159,6 +177,7 @@ class HttpConnection(asyncio.BaseProtocol):
         """Cancel the pending request and release everything held for this client."""
         self._transport = None
         self._is_ending = True
+        self._forget_unread()
         if self._work is not None:
             self._work.cancel()
         held_bytes = self._reader.release() + sum(len(request.body) for request in self._reader.requests)
@@ -195,6 +214,13 @@ class HttpConnection(asyncio.BaseProtocol):
         self._is_ending = True
         if self._transport is not None:
             self._transport.abort()
+
+    def evict(self) -> None:
+        """Close at once: the client does not read its responses, and others need the memory."""
+        if self._room is not None:
+            self._room.release()
+        self._forget_unread()
+        self.abort()
 
     def reserve(self) -> None:
         """Answer one request to an exempt path and nothing else."""
@@ -318,7 +344,9 @@ class HttpConnection(asyncio.BaseProtocol):
         if request.body:
             self._server.release_body(len(request.body))
         is_persistent = request.is_persistent and not ((self._closes_when_idle and self.is_idle) or self.is_reserved)
+        self._answered = request
         self._write(response, is_persistent=is_persistent, is_head=request.method == "HEAD")
+        self._answered = None
         self._server.handle_answered(request, response, self._began_at)
         if not is_persistent:
             self._end()
@@ -333,6 +361,7 @@ class HttpConnection(asyncio.BaseProtocol):
         date = self._server.date_line()
         head = encode_stream_head(response, date=date, is_persistent=is_persistent, is_chunked=is_chunked)
         self._transport.write(head)
+        self._room, self._sent_bytes = response.room, 0
         self._work = work = self._server.start_stream(self._send_pieces(pieces, is_chunked=is_chunked))
         work.add_done_callback(partial(self._handle_streamed, response, is_persistent=is_persistent))
 
@@ -346,6 +375,7 @@ class HttpConnection(asyncio.BaseProtocol):
                 if self._transport is None or self._transport.is_closing():
                     return False
                 if piece:
+                    self._sent_bytes += len(piece)
                     self._transport.write(encode_chunk(piece) if is_chunked else piece)
         if is_chunked and self._transport is not None:
             self._transport.write(encode_chunk(b""))
@@ -353,6 +383,9 @@ class HttpConnection(asyncio.BaseProtocol):
 
     def _handle_streamed(self, response: HttpResponse, work: asyncio.Future[bool], *, is_persistent: bool) -> None:
         self._work = None
+        if self._room is not None:
+            self._end_room(self._room)
+            response = msgspec.structs.replace(response, stream_bytes=self._sent_bytes)
         request = self._request
         if request is None:
             return  # the client has disconnected
@@ -365,6 +398,36 @@ class HttpConnection(asyncio.BaseProtocol):
             self._advance()
         else:
             self._end()
+
+    def _end_room(self, room: ResponseRoom) -> None:
+        room.release()
+        self._room = None
+        if not self._is_writing_paused:
+            self._server.sending.end(self)
+
+    def _count_unread(self) -> None:
+        """Count what the client does not read, for the principal of the response that is being written."""
+        memory, request = self._server.memory, self._request or self._answered
+        self._forget_unread()
+        if memory is None or request is None or self._transport is None:
+            return
+        account, size_bytes = (
+            memory.open_account(self._server.principal_of(request)),
+            self._transport.get_write_buffer_size(),
+        )
+        self._unread = account, size_bytes
+        memory.count(account, size_bytes)
+        account.blocked[self] = self._loop.time()
+        memory.evict_blocked(self._loop.time())
+
+    def _forget_unread(self) -> None:
+        memory, unread = self._server.memory, self._unread
+        if memory is not None and unread is not None:
+            account, size_bytes = unread
+            self._unread = None
+            account.blocked.pop(self, None)
+            memory.count(account, -size_bytes)
+            memory.close_account(account)
 
     def _write(self, response: HttpResponse, *, is_persistent: bool, is_head: bool) -> None:
         if self._transport is not None:

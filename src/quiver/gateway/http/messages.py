@@ -51,6 +51,14 @@ KEPT_HEADERS = frozenset(
 """Request headers that are used; the others are counted and dropped."""
 
 
+class ResponseRoom(Protocol):
+    """The memory of a response that is sent in pieces."""
+
+    def release(self) -> None:
+        """Count it no more: it is sent, or its client is gone; idempotent."""
+        ...
+
+
 class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     """One response; `headers` are in addition to those of every response."""
 
@@ -62,6 +70,15 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The code of a failure, for metrics; it is in the body, too."""
     stream: AsyncIterator[bytes] | None = None
     """The body piece by piece, instead of `body`; the next piece is asked for once the client has read enough."""
+    stream_bytes: int = 0
+    """Bytes of the stream for quotas: about how many, and once it is sent, exactly."""
+    room: ResponseRoom | None = None
+    """What counts the memory of a stream until it is sent; the client must read it as soon as any other response."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of the body, as far as they are known."""
+        return len(self.body) or self.stream_bytes
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):

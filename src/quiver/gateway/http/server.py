@@ -33,9 +33,11 @@ from quiver.errors import ConfigError
 from quiver.gateway.http.connection import HttpConnection, PlainConnection, TlsConnection
 from quiver.gateway.http.messages import Application, HttpHead, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
+from quiver.security import ANONYMOUS, Principal
 from quiver.tasks import TaskScope, timeout
 from quiver.tls_acceptor import TlsAcceptor
 from quiver.turns import TURN_STARTS, Flow, Turns
+from quiver.wire.answer_memory import AnswerMemory
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +90,13 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         on_answered: OnAnswered,
         turns: Turns | None = None,
+        memory: AnswerMemory | None = None,
+        principal_of: Callable[[HttpRequest], Principal] = lambda _: ANONYMOUS,
     ) -> None:
-        """Prepare to listen; `turns` is shared with the node's other servers."""
+        """Prepare to listen; `turns` and `memory` are shared with the node's other servers.
+
+        What clients do not read of their responses counts in `memory`, for the principal that `principal_of` tells.
+        """
         self.application = application
         self.settings = settings
         self.address = (host, port)
@@ -100,6 +107,8 @@ class HttpServer:
         """Connections whose request's body is arriving, by the time of their last progress."""
         self.sending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.send_timeout_ms)
         self._ending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=LINGER_MS)
+        self.memory = memory
+        self.principal_of = principal_of
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """What all connections with TLS receive into."""
         self._connections: set[HttpConnection] = set()
@@ -396,6 +405,8 @@ class HttpServer:
             connection.abort()
         for connection in self._ending.pop_expired():
             connection.abort()
+        if self.memory is not None:
+            self.memory.evict_blocked(self.loop.time())
 
 
 class WaitingRequest:
@@ -442,6 +453,9 @@ class Deadlines(Generic[C]):
     def __iter__(self) -> Iterator[C]:
         """Iterate over a copy, longest in the state first."""
         return iter(tuple(self._until_ms))
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._until_ms
 
     def begin(self, item: C) -> None:
         """Add an item with a fresh deadline; restarts the deadline of one that is present."""
