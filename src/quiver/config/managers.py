@@ -160,7 +160,8 @@ class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ge=0,
             le=365 * 24 * 3_600_000,
             description="Milliseconds during which a deleted topic can be restored; its data uses disk space until "
-            "then.",
+            "then. Below the longest timeout of a call (30 s by default), a creation that is repeated after a restart "
+            "of the primary may create a topic again that was deleted meanwhile.",
         ),
     ] = 24 * 3_600_000
 
