@@ -125,6 +125,7 @@ class MemberWorkload(ProcessWorkload):
 
         opened: list[AsyncConsumer] = []
         while not opened:
+            began_ms = self.world.now_ms
             try:
                 consumer = await cluster.consumer(
                     [topic.name for topic in self.world.knobs.topics],
@@ -142,20 +143,22 @@ class MemberWorkload(ProcessWorkload):
                 await asyncio.sleep(_RETRY_S)
             else:
                 opened.append(consumer)
-                self._note_heartbeats(consumer)
+                self._note_heartbeats(consumer, began_ms)
         return opened[0]
 
-    def _note_heartbeats(self, consumer: AsyncConsumer) -> None:
-        """Note when heartbeats are answered."""
+    def _note_heartbeats(self, consumer: AsyncConsumer, joined_ms: int) -> None:
+        """Note when heartbeats are answered; a member is silent from the request on with which it joined."""
         assert isinstance(consumer.core, GroupConsumerCore)
         membership = consumer.core._membership
         assert membership is not None, "it has joined"
-        ask_heartbeat = membership._ask_heartbeat
+        ask_heartbeat, before_ms = membership._ask_heartbeat, joined_ms
 
         async def ask(*, wait_ms: int) -> None:
+            nonlocal before_ms
             member_id, began_ms = membership.view.member_id, self.world.now_ms
             await ask_heartbeat(wait_ms=wait_ms)
-            self._heard.setdefault(member_id, SignsOfLife(began_ms)).note(began_ms, self.world.now_ms)
+            self._heard.setdefault(member_id, SignsOfLife(before_ms)).note(began_ms, self.world.now_ms)
+            before_ms = began_ms
 
         membership._ask_heartbeat = ask  # type: ignore[method-assign] # of this one only
 
