@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import importlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,12 +61,12 @@ def sent_at(due: float) -> float:
     return now if now - due < LATE_S else due
 
 
-class InThreads:
+class InThreads(ABC):
     """The timed sends of a client whose calls block."""
 
+    @abstractmethod
     def send_one(self, topic: str, value: bytes) -> None:
         """Send one value and return when it is acknowledged."""
-        raise NotImplementedError
 
     def start_sending(self, topic: str) -> tuple[Callable[[bytes], object], Callable[[], object]]:
         """Return how to send without waiting, and how to wait at the end; a client that cannot waits each time."""
@@ -87,7 +88,7 @@ class InThreads:
         flush()
 
 
-class OnLoop:
+class OnLoop(ABC):
     """The loop of a client that is used with asyncio, and its timed sends."""
 
     def __init__(self) -> None:
@@ -96,8 +97,9 @@ class OnLoop:
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
 
+    @abstractmethod
     async def _send_one(self, topic: str, value: bytes) -> None:
-        raise NotImplementedError
+        """Send one value and return when it is acknowledged."""
 
     def awaited(self, topic: str, values: Sequence[bytes]) -> list[float]:
         async def send_all() -> list[float]:

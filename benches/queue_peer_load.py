@@ -14,6 +14,7 @@ import importlib
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ async def run_workers(workers: int, work: Callable[[int], Awaitable[None]], left
         task.result()  # a worker that failed
 
 
-class QueueLoad:
+class QueueLoad(ABC):
     """One queue of a system: filled first, then drained by workers.
 
     Without `is_synced` an acknowledgement does not wait for the disk, in the way that the system's manual recommends.
@@ -61,13 +62,13 @@ class QueueLoad:
         self._replicas = replicas
         self._is_synced = is_synced
 
+    @abstractmethod
     async def fill(self, records: int) -> None:
         """Create the queue and put records into it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def drain(self, records: int, workers: int, batch: int) -> None:
         """Receive and acknowledge all records."""
-        raise NotImplementedError
 
 
 # -- Redis Streams: XREADGROUP, XACK -------------------------------------------------------------------
