@@ -120,7 +120,7 @@ bench: setup ## measure, and print tables; BENCH="storage" runs only that one
 	$(BIN)/python benches/run.py $(BENCH)
 
 .PHONY: bench-peers
-bench-peers: setup ## compare with Kafka, NATS, Redis, RabbitMQ, PostgreSQL and PySyncObj: takes hours, on an idle machine; PEERS="--only redis --rounds 1 --share 0.1" does less
+bench-peers: setup ## compare with Kafka, NATS, Redis, RabbitMQ, PostgreSQL and PySyncObj: takes an hour or two, on an idle machine; PEERS="--only redis --rounds 1 --share 0.1" does less
 	$(BIN)/python benches/run_peers.py $(PEERS)
 
 fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a live node HTTP_CASES made-up requests and WIRE_CASES sequences of frames

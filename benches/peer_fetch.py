@@ -157,7 +157,7 @@ def _find_rabbitmq(peers: Peers) -> None:
     if not RABBITMQ.exists():
         raise PeerMissingError(f"there is no {RABBITMQ}; apt-get install rabbitmq-server, and stop its service")
     peers.programs["rabbitmq"] = RABBITMQ
-    applications = RABBITMQ.resolve().parents[1].glob("lib/rabbitmq_server-*")
+    applications = RABBITMQ.parents[1].glob("lib/rabbitmq_server-*")  # the program is a link to a script of Debian
     peers.versions["rabbitmq"] = next((_version(path.name) for path in applications), "unknown")
 
 
