@@ -126,6 +126,12 @@ def families_processor_s(pids: Sequence[int]) -> float:
     return seconds
 
 
+def kernel_s(pid: int) -> float:
+    """Return the part of another process's processor time that it spent in the kernel, to a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[12]) / os.sysconf("SC_CLK_TCK")
+
+
 def processor_s(pid: int) -> float:
     """Return the processor time of another process, all its threads."""
     return time.clock_gettime(~pid << 3 | _CPU_CLOCK)

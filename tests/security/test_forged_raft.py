@@ -108,4 +108,3 @@ def poison(directory: str) -> None:
     state = file.load()
     assert state is not None
     file.save(msgspec.structs.replace(state, term=LAST_TERM, vote=None))
-    file.close()

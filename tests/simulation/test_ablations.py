@@ -273,7 +273,7 @@ def without(name: str, profile: Profile, *replaced: tuple[object, str, Any]) -> 
 
 
 def save_only_once(file: HardStateFile, state: StoredHardState) -> None:
-    if file._file is None:
+    if not file._sequence:
         _save(file, state)
 
 
@@ -304,11 +304,16 @@ def never_damage(*_: object) -> bool:
     return False
 
 
+def say_it_has(*_: object) -> bool:
+    return True
+
+
 def open_without_writing_again(writer: LogWriter) -> None:
     active = writer.segments[-1]
     if not active.is_sealed:
-        writer._file = writer._disk.open(f"{writer._directory}/{active.name}")
-        writer._file.sync()
+        file = writer._disk.open(f"{writer._directory}/{active.name}")
+        file.sync()
+        file.close()
         writer._planner.reset_active(active.size_bytes)
 
 
@@ -501,7 +506,10 @@ ABLATIONS = [
     without("log_is_trimmed_before_its_start_is_saved", TRIMS, (LogCompactor, "trim", trim_before_it_is_saved)),
     without("checkpoint_is_sent_as_a_snapshot", TRIMS, (Persistence, "load_snapshot", send_the_newest_state)),
     without("fence_is_not_replicated", EPOCHS, (Replica, "begin_epoch", fence_here_alone)),
-    without("bug_failed_sync_is_trusted_after_restart", DISKS, (LogWriter, "open_active", open_without_writing_again)),
+    without("configuration_is_saved_after_its_entry", MEMBERS, (Persistence, "has_begun_with", say_it_has)),
+    without(
+        "bug_failed_sync_is_trusted_after_restart", DISKS, (LogWriter, "prepare_active", open_without_writing_again)
+    ),
     without(
         "bug_lost_proposals_are_told_late",
         DELAYS,

@@ -8,8 +8,8 @@ from quiver.config.settings import Settings
 
 RESERVED = 128
 """Descriptors that are no connections and no logs: the reserve, the database, the event loop, logs of the program."""
-PER_REPLICA = 3
-"""Descriptors of a replica: its active segment, its hard state, and one that is being read."""
+PER_REPLICA = 2
+"""Descriptors of a replica in use: its active segment, and another file that is read or made. An idle one has none."""
 UNLIMITED = 1 << 20
 """What counts as the limit where the system has none."""
 

@@ -50,7 +50,7 @@ class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             le=1_000_000,
             description="Replicas that one broker may hold; topics that would exceed it are refused "
             "(`too_many_replicas`). 0 derives it from the primary's limit of open files: half of "
-            "them, three for each replica.",
+            "them, two for each replica.",
         ),
     ] = 0
     partitions_max: Annotated[

@@ -138,7 +138,6 @@ class StoppedNodes:
         async with AsyncExitStack() as opened:
             files = await open_files(self.storage, copy.directory, bootstrap=None)
             opened.push_async_callback(files.log.close)
-            opened.callback(files.hard_state.close)
             return await _replay(files)
 
 
@@ -164,7 +163,6 @@ async def inspect_copy(storage: MemberStorage, node: NodeId, group: GroupId, dir
         )
     finally:
         await log.close()
-        files.hard_state.close()
 
 
 def best_copy(copies: Sequence[Copy]) -> Copy:

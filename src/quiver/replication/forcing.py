@@ -79,7 +79,6 @@ async def force_configuration(
         return Index(log.end_index - 1)
     finally:
         await log.close()
-        files.hard_state.close()
 
 
 def _copy_hard_state(disk: Disk, directory: str) -> None:

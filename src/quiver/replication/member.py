@@ -272,7 +272,6 @@ class Member(MemberState):
         await self._jobs.wait_ended()
         await self._log.close()
         await self._jobs.wait_ended()  # a read that the log waited for may have found damage, which is saved
-        self._persistence.close()
 
     def hand_over(self) -> None:
         """Ask another voter to lead, if this member leads; best effort, after an error in this member's code."""
@@ -372,8 +371,12 @@ class Member(MemberState):
             settled_index = self._raft.applicable_index
             assert changes[-1].configuration is not None
             self.history.note_members(changes[-1].configuration, changes[-1].term)
+            is_saved = self._persistence.has_begun_with(changes)
             self._persistence.add_configurations(changes, first_index=first_index, settled_index=settled_index)
-            self._block(self._plan_save(), partial(self._write, step))
+            if is_saved:
+                self._write(step)
+            else:
+                self._block(self._plan_save(), partial(self._write, step))
         elif output.restore is not None:
             assert step.snapshot is not None, "the core restores what was just received"
             self._is_blocked = True

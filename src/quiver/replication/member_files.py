@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -165,52 +165,74 @@ async def _open_files(
 ) -> MemberFiles:
     file = HardStateFile(storage.disk, directory)
     async with AsyncExitStack() as opened:  # a retry must not find handles that are still open
-        opened.callback(file.close)
-        # The cipher first: a member without its key stays exactly as it is.
-        load_cipher = partial(open_cipher, storage.disk, directory, storage.keys, is_encrypted=is_encrypted)
-        cipher, saved = await storage.submit(lambda: (load_cipher(), file.load()))
-        files = await _read_files(storage, directory, file, saved, bootstrap, opened, cipher, is_synced=is_synced)
+        read = partial(_read, storage, directory, file, is_encrypted=is_encrypted, is_synced=is_synced)
+        files = await _settle(storage, file, await storage.submit(read), bootstrap, opened)
         opened.pop_all()
     return files
 
 
-async def _read_files(
+class _Found(NamedTuple):
+    """What the files of a member say, before anything that a crash or damage left is settled."""
+
+    cipher: LogCipher | None
+    saved: StoredHardState | None
+    is_suspect: bool
+    log: Log
+    snapshots: SnapshotStore
+    checkpoint: tuple[StoredSnapshot | None, tuple[str, ...]]
+    newest: tuple[StoredSnapshot | None, tuple[str, ...]] | DamageError
+
+
+def _read(
+    storage: MemberStorage, directory: str, file: HardStateFile, *, is_encrypted: bool, is_synced: bool
+) -> _Found:
+    """Read all files of a member; blocks. One piece of work: to hand over each part to a thread costs as much as it."""
+    # The cipher first: a member without its key stays exactly as it is.
+    cipher = open_cipher(storage.disk, directory, storage.keys, is_encrypted=is_encrypted)
+    saved = file.load()
+    is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
+    # Nothing has to be closed after an error: a log to which nothing was written holds no file open.
+    log = storage.open_log(directory, verify=is_suspect, cipher=cipher, is_synced=is_synced)
+    snapshots = SnapshotStore(storage.disk, directory, cipher=cipher)
+    checkpoint = snapshots.load_checkpoint()
+    newest: tuple[StoredSnapshot | None, tuple[str, ...]] | DamageError
+    try:
+        newest = snapshots.load_newest()
+    except DamageError as error:
+        newest = error
+    return _Found(cipher, saved, is_suspect, log, snapshots, checkpoint, newest)
+
+
+async def _settle(
     storage: MemberStorage,
-    directory: str,
     file: HardStateFile,
-    saved: StoredHardState | None,
+    found: _Found,
     bootstrap: Configuration | None,
     opened: AsyncExitStack,
-    cipher: LogCipher | None,
-    *,
-    is_synced: bool,
 ) -> MemberFiles:
-    submit = storage.submit
-    is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
-    log = await submit(partial(storage.open_log, directory, verify=is_suspect, cipher=cipher, is_synced=is_synced))
+    submit, saved, log = storage.submit, found.saved, found.log
     opened.push_async_callback(log.close)
     hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
     findings: tuple[str, ...] = ()
     if hard_state.term > TERM_MAX:
         hard_state, findings = await submit(partial(_replace_impossible_term, file, log, hard_state))
     if log.damage:
-        hard_state, log = await _cut_damage(storage, log, file, hard_state, cipher)
+        hard_state, log = await _cut_damage(storage, log, file, hard_state, found.cipher)
         opened.push_async_callback(log.close)
-    snapshots = SnapshotStore(storage.disk, directory, cipher=cipher)
-    base = await _find_base(storage, log, snapshots)
+    base = await _find_base(log, found)
     membership = decode_membership(hard_state.membership)
     membership = Membership(
         _configurations_in_log(log, membership, base.snapshot),
         membership.recover_until,
         is_joining=membership.is_joining,
     )
-    if is_suspect:  # any damage is cut off by now
+    if found.is_suspect:  # any damage is cut off by now
         await submit(partial(file.save, _with_membership(hard_state, membership)))
     newest = base.newest
     return MemberFiles(
         log=log,
         hard_state=file,
-        snapshots=snapshots,
+        snapshots=found.snapshots,
         initial=_initial_state(log, hard_state, membership, newest),
         membership=membership,
         machine_state=decode_snapshot_state(newest.state).machine if newest else b"",
@@ -342,11 +364,12 @@ class _Base(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-async def _find_base(storage: MemberStorage, log: Log, snapshots: SnapshotStore) -> _Base:
-    submit = storage.submit
-    checkpoint, findings = await submit(snapshots.load_checkpoint)
+async def _find_base(log: Log, found: _Found) -> _Base:
+    checkpoint, findings = found.checkpoint
     try:
-        snapshot, warnings = await submit(snapshots.load_newest)
+        if isinstance(found.newest, DamageError):
+            raise found.newest
+        snapshot, warnings = found.newest
         if snapshot is not None and log.term_at(snapshot.last_index) != snapshot.last_term:
             await _restart_after(log, snapshot)
     except DamageError as error:

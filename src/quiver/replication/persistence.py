@@ -65,6 +65,16 @@ class Persistence:
         """Set the term and vote of the next save."""
         self._term, self._vote = term, vote
 
+    def has_begun_with(self, entries: Sequence[Entry]) -> bool:
+        """Return whether these entries only repeat the configuration with which the group began, as its first one does.
+
+        Then the log may have them before they are saved: without them the next start finds the same members in force.
+        """
+        first, *others = self._configurations or (None,)
+        if first is None or first.index or others:
+            return False
+        return all(entry.configuration == first.configuration for entry in entries)
+
     def add_configurations(self, entries: Sequence[Entry], *, first_index: Index, settled_index: Index) -> None:
         """Add configurations to the next save; drop those from `first_index` on and those older than the last settled.
 
@@ -126,10 +136,6 @@ class Persistence:
     def load_snapshot(self, needed_index: Index) -> StoredSnapshot | None:
         """Return the oldest snapshot that covers `needed_index`; blocks."""
         return self._snapshots.load_from(needed_index)
-
-    def close(self) -> None:
-        """Close the files; idempotent."""
-        self._hard_state_file.close()
 
 
 def as_storage_error(error: BaseException) -> StorageError:

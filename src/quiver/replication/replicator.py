@@ -47,7 +47,7 @@ PATIENCE_TIMEOUTS = 10
 """Election timeouts for which the members of a new group leave its first election to one of them, unless a connection
 breaks: where many groups are opened together it may take seconds. Without it they compete, for rounds."""
 EARLY_GROUPS_MAX = 10_000
-"""Most groups whose pre-votes wait until they are opened."""
+"""Most groups whose requests for votes wait until they are opened."""
 
 
 class _Peer:
@@ -112,7 +112,7 @@ class Replicator:
         self._patient: set[GroupId] = set()
         """New groups whose first election is left to another member, until they have a leader or waited in vain."""
         self._early: dict[GroupId, dict[NodeId, GroupMessage]] = {}
-        """The last pre-vote of each sender for groups that are not open here: they may be about to be opened."""
+        """The last request for a vote of each sender for groups that are not open here: they may be opened soon."""
         self._peers: dict[NodeId, _Peer] = {}
         self._dirty: list[NodeId] = []
         self._tasks = asyncio.TaskGroup()
@@ -192,7 +192,6 @@ class Replicator:
             )
         except Exception:
             await files.log.close()
-            files.hard_state.close()
             raise
         self._members[group] = member
         (self._patient.add if is_patient else self._patient.discard)(group)
@@ -214,7 +213,6 @@ class Replicator:
         """
         files = await open_files(self._storage, directory, bootstrap=bootstrap, is_encrypted=is_encrypted)
         await files.log.close()
-        files.hard_state.close()
 
     def plan_files(self, bootstrap: Configuration | None) -> Callable[[str], None]:
         """Return blocking work that writes the files of a new member into an empty directory, and syncs nothing."""
@@ -379,11 +377,11 @@ class Replicator:
                 self._keep_early(from_, received.message)
 
     def _keep_early(self, from_: NodeId, message: GroupMessage) -> None:
-        """Keep a pre-vote until its group is opened: a new group's members are opened at about the same time.
+        """Keep a request for a vote until its group is opened: a new group's members are opened at about the same time.
 
-        For the members it is a message that was slow. A pre-vote changes nothing that is durable.
+        For the members it is a message that was slow.
         """
-        if isinstance(message.plain, VoteRequest) and message.plain.pre and self._knows(from_):
+        if isinstance(message.plain, VoteRequest) and self._knows(from_):
             if message.group not in self._early and len(self._early) >= EARLY_GROUPS_MAX:
                 del self._early[next(iter(self._early))]
             self._early.setdefault(message.group, {})[from_] = message

@@ -74,14 +74,15 @@ class Flush:
         self._interrupted: File | None = None
 
     def run(self, file: File | None) -> File | None:
-        """Execute the writes, starting with the open active `file`; return the file that is active afterwards."""
+        """Execute the writes, starting with the active `file`, if it is open; return the one that is active then."""
         self.begun_s = now_s()
         for write in self.writes[self._finished :]:
             if self._interrupted is not None:
                 file, self._interrupted = self._interrupted, None
             elif write.is_new:
                 file = self._disk.open(f"{self._directory}/{write.name}", create=True)
-            assert file is not None, "a flush of a log without an open file starts with a new segment"
+            elif file is None:
+                file = self._disk.open(f"{self._directory}/{write.name}")
             try:
                 self._write_segment(file, write)
             except BaseException as error:

@@ -42,13 +42,15 @@ class StoredHardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HardStateFile:
-    """The hard state of one log directory. All methods block."""
+    """The hard state of one log directory. It holds no descriptor: saves are rare. All methods block."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        self._file: File | None = None
+        self._path = f"{directory}/{HARD_STATE_NAME}"
         self._sequence = 0
+        self._is_named = False
+        """Whether the file's name is known to be in the directory; a new one is durable by then."""
 
     def load(self) -> StoredHardState | None:
         """Return the saved state; None if none was ever saved here.
@@ -56,11 +58,14 @@ class HardStateFile:
         Raises:
             DamageError: both slots are bad; this replica cannot know how it voted.
         """
-        path = f"{self._directory}/{HARD_STATE_NAME}"
-        if not self._disk.exists(path):
+        if not self._disk.exists(self._path):
             return None
-        self._file = self._file or self._disk.open(path)
-        slots = read_slots(self._file)
+        self._is_named = True
+        file = self._disk.open(self._path)
+        try:
+            slots = read_slots(file)
+        finally:
+            file.close()
         if not slots:
             return None
         self._sequence, state = max(slots, key=_sequence_of)
@@ -80,29 +85,18 @@ class HardStateFile:
             raise RequestError(
                 f"a membership of {len(state.membership)} bytes exceeds the maximum of {MEMBERSHIP_BYTES_MAX}"
             )
-        is_new = self._open_for_save()
-        self._sequence += 1
-        slot = _encode_slot(self._sequence, state)
-        assert self._file is not None
-        for position in (0, SLOT_BYTES):
-            write_all(self._file, [slot], position)
-            sync_finally(self._file)  # on disk after the first round: one new copy; after the second: both
-        if is_new:
+        file = self._disk.open(self._path, create=not self._is_named and not self._disk.exists(self._path))
+        try:
+            self._sequence += 1
+            slot = _encode_slot(self._sequence, state)
+            for position in (0, SLOT_BYTES):
+                write_all(file, [slot], position)
+                sync_finally(file)  # on disk after the first round: one new copy; after the second: both
+        finally:
+            file.close()
+        if not self._is_named:
             self._disk.sync_directory(self._directory)
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open_for_save(self) -> bool:
-        if self._file is not None:
-            return False
-        path = f"{self._directory}/{HARD_STATE_NAME}"
-        is_new = not self._disk.exists(path)
-        self._file = self._disk.open(path, create=is_new)
-        return is_new
+            self._is_named = True
 
 
 def write_new_hard_state(disk: Disk, directory: str, state: StoredHardState) -> None:

@@ -169,7 +169,7 @@ class Log:
             if damage and not discard_damage:
                 log._stop_at_damage()
             else:
-                log._writer.open_active(is_synced=is_synced)
+                log._writer.prepare_active(is_synced=is_synced)
         except OSError as error:
             raise StorageError(f"{directory}: cannot open the log: {error}") from error
         return log

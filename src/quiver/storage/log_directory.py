@@ -31,7 +31,8 @@ def open_directory(
 
     With `is_synced` the directory's name is known to be durable.
     """
-    if not is_synced:
+    is_found = is_synced or disk.exists(directory)
+    if not is_found:
         make_directory(disk, directory)
     recovery = recover(
         disk,
@@ -40,6 +41,8 @@ def open_directory(
         trust_footers=not verify,
         cipher=cipher if verify else None,
     )
+    if is_found and not is_synced and not (recovery.segments and recovery.segments[-1].is_covered):
+        disk.sync_directory(_parent_of(directory))  # on disk now: its name, however the previous process ended
     if not recovery.segments:
         recovery.segments.append(_first_segment(now_ms))
         replace_segments(disk, directory, recovery.segments[0]).close()
@@ -65,9 +68,13 @@ def _first_segment(now_ms: int) -> Segment:
 
 def make_directory(disk: Disk, path: str) -> None:
     """Create a directory and its missing parents. On disk after this returns: all their names."""
-    parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    parent = _parent_of(path)
     if not disk.exists(path):
         if parent not in ("/", "."):
             make_directory(disk, parent)
         disk.make_directory(path)
     disk.sync_directory(parent)
+
+
+def _parent_of(path: str) -> str:
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from typing import Protocol
 
 from quiver.model import Index, Offset, Term
-from quiver.storage.frames import SEGMENT_HEADER_BYTES, Footer, SegmentHeader, SparseIndex
+from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, Footer, SegmentHeader, SparseIndex
 
 NO_TIMESTAMP = -(1 << 63)
 """The largest timestamp of a segment without records; smaller than every record's timestamp."""
@@ -85,6 +85,11 @@ class Segment:
     def is_empty(self) -> bool:
         """Return whether the segment holds no batch."""
         return self.end_index == self.header.first_index
+
+    @property
+    def is_covered(self) -> bool:
+        """Return whether recovery found a mark at the end, by which all before it was synced, the file's name too."""
+        return self.marked_bytes + MARK_BYTES == self.size_bytes
 
     def add(self, batch: StampedHeader, *, position: int, size_bytes: int, index_interval_bytes: int) -> None:
         """Add a batch of `size_bytes` that is, or is about to be, written at `position`."""

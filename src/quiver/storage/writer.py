@@ -1,7 +1,8 @@
 """Serialize all file I/O of one log: appends, truncations, retention and resets, one task at a time.
 
-The writer owns the segments, the open active file and the queue of batches that wait for the disk. Its tasks run in
-the executor. Between two tasks it picks the next one in this order: a suffix truncation, then exclusive jobs
+The writer owns the segments, the active file and the queue of batches that wait for the disk. The file is open while
+the log is in use: it is opened by the first write and put away, synced, when the log is idle. Its tasks run in the
+executor. Between two tasks it picks the next one in this order: a suffix truncation, then exclusive jobs
 (retention, reset, roll), then one flush of all queued batches (group commit). A job plans its work when its turn
 comes, and its result is applied before the next task begins, because the log may be truncated or replaced in between.
 
@@ -43,8 +44,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _Done = asyncio.Future[None]
 
-MARK_AFTER_IDLE_S = 1.0
-"""Idle time after the last flush before a mark that covers it is written."""
+PUT_AWAY_AFTER_IDLE_S = 10.0
+"""Idle time, at least, after which the active file is marked and closed until the next write; at most twice as long."""
 
 
 class LogTimings:
@@ -133,6 +134,10 @@ class LogWriter:
         self._closing = asyncio.Lock()
         self._flushing_end: Index | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        """Runs while the active file is open."""
+        self._was_used = False
+        """Whether a task has ended since the idle timer was started."""
         self._space = space
         self._held: _Task | None = None
         self._may_remove = True
@@ -152,17 +157,23 @@ class LogWriter:
         flush = self._flush if self._held is not None else None
         return frozenset() if flush is None else frozenset(write.name for write in flush.writes)
 
-    def open_active(self, *, is_synced: bool = False) -> None:
-        """Open the active segment's file, and make it durable unless it is known to be; blocking."""
+    def prepare_active(self, *, is_synced: bool = False) -> None:
+        """Make the active segment durable, unless it is known to be, and continue with it; blocking."""
         active = self.segments[-1]
-        if not active.is_sealed:
-            self._file = self._disk.open(f"{self._directory}/{active.name}")
-            if not is_synced:
-                _rewrite(self._file, active.marked_bytes, active.size_bytes)
-                self._file.sync()
-                self._disk.sync_directory(self._directory)
-            # On disk now: every byte that recovery read, and the file's name, however the previous process ended.
-            self._planner.reset_active(active.size_bytes)
+        if active.is_sealed:
+            return
+        if active.is_covered:
+            active.size_bytes = active.marked_bytes  # only the mark may be lost; the first write begins with the same
+        elif not is_synced:
+            file = self._disk.open(f"{self._directory}/{active.name}")
+            try:
+                _rewrite(file, active.marked_bytes, active.size_bytes)
+                file.sync()
+            finally:
+                file.close()
+            self._disk.sync_directory(self._directory)
+        # On disk now: every byte that recovery read, and the file's name, however the previous process ended.
+        self._planner.reset_active(active.size_bytes)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -239,7 +250,7 @@ class LogWriter:
         async with self._closing:
             if self.failure is None:
                 self._is_closing = True
-                self._cancel_timer()
+                self._cancel_timers()
                 self.stop_waiting()
             if self.failure is None:
                 await self._write_last()
@@ -259,7 +270,10 @@ class LogWriter:
             pass  # the failure was reported; nothing more may be written
 
     def _plan_last_mark(self) -> Callable[[], None]:
-        """Return work that syncs and marks the file, so that the next start can trust every byte after a clean stop."""
+        """Return work that syncs and marks the file, so that the next start can trust every byte after a clean stop.
+
+        A file that was put away is synced.
+        """
         file, size_bytes = self._file, self.segments[-1].size_bytes
         is_synced = self._planner.synced_bytes == size_bytes
         self._planner.synced_bytes = size_bytes
@@ -312,6 +326,7 @@ class LogWriter:
             if task is self._held:
                 self._release()
             task.then(finished.result())
+            self._watch_idleness()
             self._work()
         elif is_out_of_space(error):
             self._meet_end(task)
@@ -467,7 +482,7 @@ class LogWriter:
     def _end(self, failure: StorageError) -> None:
         """Reject everything from now on, and discard what is not durable."""
         self.failure = failure
-        self._cancel_timer()
+        self._cancel_timers()
         self._release()
         if self._flush is not None:
             self._flush.close()
@@ -480,32 +495,55 @@ class LogWriter:
     # -- timer -----------------------------------------------------------------------------------
 
     def _start_timer(self) -> None:
-        """Schedule the next sync (durability `interval`) or the mark that covers the last flush (`fsync`)."""
-        if self._timer is None and not self._is_closing and self._settings.durability != "none":
-            is_fsync = self._settings.durability == "fsync"
-            delay_s = MARK_AFTER_IDLE_S if is_fsync else self._settings.flush_interval_ms / 1000
+        """Schedule the next sync, if the log's durability is `interval`."""
+        if self._timer is None and not self._is_closing and self._settings.durability == "interval":
+            delay_s = self._settings.flush_interval_ms / 1000
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle_timer)
 
     def _handle_timer(self) -> None:
         self._timer = None
-        if self._settings.durability == "interval":
-            done = self.run_exclusively(self._plan_sync)
-            done.add_done_callback(_retrieve)
-        elif not self._is_working and not self._pending and self._held is None:
-            flush = self._planner.plan_mark(self.segments, sync=False)
-            if flush is not None:
-                self._begin(partial(self._run_flush, flush), _ignore)
+        done = self.run_exclusively(self._plan_sync)
+        done.add_done_callback(_retrieve)
 
     def _plan_sync(self) -> Callable[[], None]:
         file = self._file
-        assert file is not None, "a log that has flushed has an open file"
         self._planner.finish_flush(self.segments, sync=True)
-        return partial(sync_finally, file)
+        return _do_nothing if file is None else partial(sync_finally, file)
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _watch_idleness(self) -> None:
+        """Note that a task has ended, and see to it that the file is put away when none follows."""
+        self._was_used = True
+        if self._idle_timer is None and self._file is not None and not self._is_closing:
+            self._start_idle_timer()
+
+    def _start_idle_timer(self) -> None:
+        self._was_used = False
+        self._idle_timer = asyncio.get_running_loop().call_later(PUT_AWAY_AFTER_IDLE_S, self._handle_idle_timer)
+
+    def _handle_idle_timer(self) -> None:
+        self._idle_timer = None
+        if self._was_used or self._is_working or self._held is not None:
+            self._start_idle_timer()
+        elif self._file is not None:
+            mark = self._planner.plan_mark(self.segments, sync=False)
+            self._begin(partial(self._put_away, mark), _ignore)
+
+    def _put_away(self, mark: Flush | None) -> None:
+        """Mark and close the active file, in the executor; by the mark a start knows that the last flush is synced.
+
+        Synced before it is closed: of bytes in a closed file, no failure would be reported.
+        """
+        if mark is not None:
+            self._run_flush(mark)
+        if self._file is not None:
+            sync_finally(self._file)
+            self._close_file()
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._idle_timer = None
 
 
 def _rewrite(file: File, first_position: int, end_position: int) -> None:

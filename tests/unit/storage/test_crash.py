@@ -157,7 +157,6 @@ class Workload:
         file = HardStateFile(self.disk, DIRECTORY)
         file.load()
         file.save(state)
-        file.close()
         self.ledger.hard_states = [state]
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:

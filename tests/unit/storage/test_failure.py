@@ -164,8 +164,6 @@ def test_hard_state_is_none_before_the_first_save_and_kept_after() -> None:
     assert file.load() is None
     for term in range(1, 5):
         file.save(StoredHardState(term=Term(term), membership=bytes(term)))
-    file.close()
-    file.close()
     assert HardStateFile(disk, DIRECTORY).load() == StoredHardState(term=Term(4), membership=bytes(4))
     with pytest.raises(RequestError):
         file.save(StoredHardState(membership=bytes(MEMBERSHIP_BYTES_MAX + 1)))

@@ -35,9 +35,7 @@ def prepared(disk: Disk, directory: str) -> GroupFolders:
 
 def make_member(disk: Disk, folders: GroupFolders, group: GroupId) -> None:
     disk.make_directory(folders.path(group))
-    file = HardStateFile(disk, folders.path(group))
-    file.save(StoredHardState())
-    file.close()
+    HardStateFile(disk, folders.path(group)).save(StoredHardState())
 
 
 def test_a_group_is_joined_until_it_is_left(folders: GroupFolders) -> None:

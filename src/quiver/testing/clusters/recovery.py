@@ -201,7 +201,6 @@ async def _read_copy(nodes: StoppedNodes, planned: PartitionPlan) -> Records:
         return await _read(files.log, files.log.first_offset, files.log.end_offset)
     finally:
         await files.log.close()
-        files.hard_state.close()
 
 
 async def _read(log: Log, offset: Offset, end_offset: Offset) -> Records:
