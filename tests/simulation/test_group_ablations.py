@@ -145,7 +145,7 @@ ABLATIONS: dict[str, tuple[ClusterModel, Callable[[], AbstractContextManager[obj
         Workers(MOVERS, p_break=0.1),
         without_queue(QueueSafeguard.DEAD_LETTERS_ONCE),
         ("dead-twice",),
-        20,
+        67,
     ),
     "max_attempts": (
         Workers(),

@@ -317,6 +317,7 @@ class Broker:
         def handle_role(role: Role, _: Term, leader: NodeId | None) -> None:
             if leader is not None:
                 self._table.note_leader(hosted.key)
+            self._table.note_role(hosted, is_leader=role is Role.LEADER)
             if role is Role.LEADER:
                 self._balancer.note_leader(hosted.key)
                 self._membership.enqueue(hosted.key)

@@ -12,8 +12,6 @@ next missing step; so a move continues after any crash, under the next leader:
 The metadata wants the partition's replicas, and while a move is in state BEGUN, its target in place of its source.
 Without a move, group and metadata agree, unless a move was aborted just when the group had completed it. Then the group
 is changed back, but only after this node's metadata is confirmed to be current.
-
-The first thing a leader does is write the group's first configuration into the log, for members that join blank.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ class ReplicaManager:
         self._on_open = on_open
         self._new_replicas = NewReplicas(folders, replicator, executor)
         self._keys: dict[GroupId, PartitionKey] = {}
+        self._groups: dict[PartitionKey, GroupId] = {}
+        """The reverse of `_keys`."""
         self._moving: dict[MoveId, GroupId] = {}
         """The groups on this node whose replicas move."""
         self._present: set[GroupId] = set()
@@ -202,9 +204,13 @@ class ReplicaManager:
             backoff = Backoff(self._rng, first_ms=2 * RETRY_MS, max_ms=STOPPED_MS_MAX)
             backoff.attempts = hosted.stops - 1
             pause_ms = backoff.next_ms()
-            asyncio.get_running_loop().call_later(pause_ms / 1000, self.enqueue, member.group)
+            asyncio.get_running_loop().call_later(pause_ms / 1000, self._end_pause, hosted)
         extra = facts(group=member.group, retry_ms=round(pause_ms))
         logger.error("partition stopped, reopened later", exc_info=error, extra=extra)
+
+    def _end_pause(self, hosted: HostedReplica) -> None:
+        hosted.is_paused = False
+        self.enqueue(hosted.group)
 
     # -- metadata changes ------------------------------------------------------------------------
 
@@ -217,7 +223,8 @@ class ReplicaManager:
                 self._enqueue_change(change)
 
     def _enqueue_all(self, view: View) -> None:
-        self._keys = {row.group_id: key for key, row in view.partitions.items()}
+        self._groups = {key: row.group_id for key, row in view.partitions.items()}
+        self._keys = {group: key for key, group in self._groups.items()}
         assigned = {row.group_id for row in view.partitions_on(self._node)}
         leaving = {view.partitions[_key_of(move)].group_id for move in view.moves.values() if move.source == self._node}
         moving = [(move.move_id, view.partitions[_key_of(move)].group_id) for move in view.moves.values()]
@@ -249,23 +256,19 @@ class ReplicaManager:
     def _enqueue_partition(self, change: Change) -> None:
         row = change.row
         if isinstance(row, PartitionRow):
-            if row.group_id not in self._keys:
-                self._drop_earlier_group(row)
-            self._keys[row.group_id] = row.key
+            earlier = self._groups.get(row.key)
+            if earlier not in (None, row.group_id):  # the partition began again, after a recovery
+                del self._keys[earlier]
+                self.enqueue(earlier)  # its replica is closed
+            self._keys[row.group_id], self._groups[row.key] = row.key, row.group_id
             if row.is_on(self._node) or self._is_local(row.group_id):
                 self.enqueue(row.group_id)
             return
-        group = next((group for group, key in self._keys.items() if key == change.key), None)
+        group = self._groups.pop(change.key, None)
         if group is not None:
             del self._keys[group]
             if self._is_local(group):
                 self.enqueue(group)
-
-    def _drop_earlier_group(self, row: PartitionRow) -> None:
-        """Forget the group that a partition had before it began again, after a recovery; its replica is closed."""
-        for group in [group for group, key in self._keys.items() if key == row.key]:
-            del self._keys[group]
-            self.enqueue(group)
 
     def _is_local(self, group: GroupId) -> bool:
         return group in self._present or group in self._joined or self._table.get_group(group) is not None
@@ -507,7 +510,7 @@ _RETRIED = (ReplicaState.UNUSABLE, ReplicaState.STOPPED)
 
 
 def _is_to_open(hosted: HostedReplica | None) -> bool:
-    return hosted is None or (hosted.state in _RETRIED and hosted.is_retried)
+    return hosted is None or (hosted.state in _RETRIED and hosted.is_retried and not hosted.is_paused)
 
 
 def _is_active(view: View, row: PartitionRow) -> bool:

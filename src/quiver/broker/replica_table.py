@@ -43,7 +43,18 @@ class ReplicaState(StrEnum):
 class HostedReplica:
     """One replica on this node, in any state; `replica` is set while it is open."""
 
-    __slots__ = ("_problem", "_state", "group", "halted", "is_retried", "key", "opened_ms", "replica", "stops")
+    __slots__ = (
+        "_problem",
+        "_state",
+        "group",
+        "halted",
+        "is_paused",
+        "is_retried",
+        "key",
+        "opened_ms",
+        "replica",
+        "stops",
+    )
 
     def __init__(self, key: PartitionKey, group: GroupId) -> None:
         self.key = key
@@ -54,6 +65,8 @@ class HostedReplica:
         self.stops = 0
         """How often it was stopped, since it last ran for long."""
         self.opened_ms = 0
+        self.is_paused = False
+        """Whether it was stopped and is not opened again yet, whatever changes meanwhile."""
         self._state = ReplicaState.OPENING
         self._problem = ""
         self.is_retried = True
@@ -90,6 +103,7 @@ class HostedReplica:
         """Take the open replica out of service: an error escaped its code."""
         self.halted, self.replica = self.replica, None
         self.stops += 1
+        self.is_paused = True
         self._state, self._problem = ReplicaState.STOPPED, problem
 
     def fail_permanently(self, problem: str) -> None:
@@ -112,6 +126,8 @@ class ReplicaTable:
         self._silence_ms_max = silence_ms_max
         self._replicas: dict[PartitionKey, HostedReplica] = {}
         self._by_group: dict[GroupId, HostedReplica] = {}
+        self._led: dict[PartitionKey, HostedReplica] = {}
+        """Those that have announced that they lead; some of them may have lost leadership since."""
         self._elected: dict[PartitionKey, set[asyncio.Future[None]]] = {}
         """Done when a leader is known: of the requests that wait for a new partition's first one."""
 
@@ -135,7 +151,15 @@ class ReplicaTable:
 
     def led(self) -> list[tuple[HostedReplica, Replica]]:
         """Return the leading replicas, sorted by partition."""
-        return [(hosted, replica) for hosted, replica in self.open_replicas() if hosted.is_leader]
+        led = ((hosted, hosted.replica) for _, hosted in sorted(self._led.items()) if hosted.is_leader)
+        return [(hosted, replica) for hosted, replica in led if replica is not None]
+
+    def note_role(self, hosted: HostedReplica, *, is_leader: bool) -> None:
+        """Record that a replica leads, or follows."""
+        if is_leader:
+            self._led[hosted.key] = hosted
+        elif self._led.get(hosted.key) is hosted:
+            del self._led[hosted.key]
 
     def successors(self, replica: Replica, full_nodes: Collection[NodeId]) -> list[Successor]:
         """Return the voters that a leading replica can transfer leadership to, those with room first.
@@ -188,6 +212,7 @@ class ReplicaTable:
 
     def remove(self, hosted: HostedReplica) -> None:
         """Remove a replica; of a partition that began again as another group, the later one stays."""
+        self.note_role(hosted, is_leader=False)
         if self._replicas.get(hosted.key) is hosted:
             del self._replicas[hosted.key]
         del self._by_group[hosted.group]

@@ -17,10 +17,10 @@ from quiver.raft.state import Campaign, RaftState
 
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:
-    """Start an election if this member may: with pre-votes first, unless the leader asked for it."""
+    """Start an election if this member may: with pre-votes first, unless the leader asked for it or it is the first."""
     if not state.may_campaign() or state.term >= TERM_MAX:  # every term has been used up: nobody could answer
         return
-    if transfer:
+    if transfer or not state.term:  # in term 0 there is no leader that an election could disturb
         _ask_votes(state, transfer=transfer)
     else:
         _ask_pre_votes(state)

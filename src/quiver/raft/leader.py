@@ -30,7 +30,7 @@ lost to a voter that does not take over, for example because its disk is full.""
 
 
 def become_leader(state: RaftState) -> None:
-    """Take over a won term: probe every member with a no-op of this term (§5.2, §5.4.2, §8)."""
+    """Take over a won term: probe every member with an entry of this term (§5.2, §5.4.2, §8)."""
     next_index = Index(state.log.terms.last_index + 1)
     leadership = Leadership(state.id, first_own_index=next_index, now_ms=state.now_ms)
     leadership.own.match = state.log.durable
@@ -45,8 +45,15 @@ def become_leader(state: RaftState) -> None:
 
 
 def _begin_term(state: RaftState, leadership: Leadership) -> None:
-    """Append a no-op: with it the leader commits the entries of earlier terms, without waiting for a proposal (§8)."""
-    sending.append_own(state, leadership, EntryKind.NOOP)
+    """Append a no-op: with it the leader commits the entries of earlier terms, without waiting for a proposal (§8).
+
+    A group's first leader writes down the configuration that the first members were given instead, so that a member
+    that joins without it learns from the log that it is one. It changes nothing that is in force.
+    """
+    if state.log.configurations.active_index:
+        sending.append_own(state, leadership, EntryKind.NOOP)
+    else:
+        sending.append_own(state, leadership, EntryKind.CONFIG, state.configuration)
 
 
 def require_leadership(state: RaftState) -> Leadership:

@@ -25,10 +25,7 @@ from quiver.raft.state import RaftState
 def change(
     state: RaftState, leadership: Leadership, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]
 ) -> None:
-    """Append the first step of a change to these voters and learners; do nothing if the log already has that.
-
-    A configuration that the first members were given is in no log: asking for it writes it down, so that a
-    member that joins without it learns from the log that it is one.
+    """Append the first step of a change to these voters and learners; do nothing if they are the members.
 
     Raises:
         UnavailableError: not done; another change is pending or a learner is not caught up. Retry later.
@@ -37,7 +34,7 @@ def change(
     _check_ready(state, leadership)
     target = Configuration(voters=tuple(sorted(voters)), learners=tuple(sorted(learners)))
     current = state.configuration
-    if target == current and state.log.configurations.active_index:
+    if target == current:
         return
     _check_target(target)
     for node in target.voters:

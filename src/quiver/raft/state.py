@@ -47,7 +47,7 @@ class RaftConfig(Struct, frozen=True, kw_only=True):
     promotion_lag_max: int = 1_000
     """A learner may become a voter when it misses at most this many entries."""
     hibernation: bool = False
-    idle_ticks_before_hibernation: int = 10
+    idle_ticks_before_hibernation: int = 3
     """Number of idle heartbeats before a group hibernates."""
     trace: bool = False
     """Fill `Output.trace` with one line per decision."""

@@ -395,7 +395,7 @@ def test_source_keeps_its_files_while_no_leader_is_confirmed() -> None:
         topic_id = await filled_topic(cluster, 1, 2, 3)
         group = cluster.group_of(topic_id)
         await cluster.begin_move(topic_id, source=3, target=4)
-        await cluster.wait(lambda: move_state(cluster) is MoveState.PROMOTED or None)
+        await cluster.wait(lambda: move_state(cluster) is MoveState.PROMOTED or None, step_s=0.001)
         cluster.network.isolate(NodeId(3))
         kept = cluster[3].stored_batches(group)  # a leader may have confirmed already that they are not needed
         await asyncio.sleep(5)

@@ -272,6 +272,7 @@ def test_damaged_replica_does_not_keep_the_node_from_serving_others() -> None:
         damaged = await cluster.create_topic("damaged")
         healthy = await cluster.create_topic("healthy", (3,))
         await cluster.produce(damaged, b"a")
+        await cluster.wait_equal(damaged, 1, 2, 3)
         path = f"{DIRECTORY}/groups/{cluster.group_of(damaged)}/hardstate"
         cluster[3].kill()
         for position in (100, 4096 + 100):

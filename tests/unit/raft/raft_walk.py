@@ -17,7 +17,7 @@ from quiver.errors import QuiverError
 from quiver.model import Index
 
 STEPS = 1_500
-SEEDS = range(80)
+SEEDS = range(160)
 
 
 class Walk:

@@ -92,11 +92,21 @@ def test_pre_candidate_hears_its_leader_again_and_follows_it() -> None:
 
 
 def test_refused_pre_vote_ends_in_following() -> None:
-    raft = core()
+    raft = core(term=1)
     raft.tick(10_000)
-    raft.receive(N2, VoteResponse(Term(0), False, True), 10_000)
-    raft.receive(N3, VoteResponse(Term(0), False, True), 10_000)
-    assert (raft.role, raft.term) == (Role.FOLLOWER, 0)
+    raft.receive(N2, VoteResponse(Term(1), False, True), 10_000)
+    raft.receive(N3, VoteResponse(Term(1), False, True), 10_000)
+    assert (raft.role, raft.term) == (Role.FOLLOWER, 1)
+
+
+def test_first_election_needs_no_pre_votes() -> None:
+    raft = core()
+    output = raft.tick(10_000)
+    assert (raft.role, raft.term) == (Role.CANDIDATE, 1)
+    assert output.hard_state is not None
+    assert [outgoing.message for outgoing in output.messages_after_save] == 2 * [
+        VoteRequest(Term(1), Index(0), Term(0), False, False)
+    ]
 
 
 def test_refusal_of_a_later_term_is_learned_from() -> None:

@@ -384,11 +384,15 @@ def test_5_5_crashed_follower_is_brought_up_to_date() -> None:
 # §8 Client interaction
 
 
-def test_8_new_leader_commits_a_no_op_of_its_term() -> None:
+def test_8_new_leader_commits_an_entry_of_its_term() -> None:
     cluster = Cluster()
     leader = cluster.elect(2)
-    assert [entry.kind for entry in leader.disk.entries] == [EntryKind.NOOP]
+    assert [entry.kind for entry in leader.disk.entries] == [EntryKind.CONFIG], "the first one writes down the members"
     assert leader.raft.commit_index == 1
+    assert leader.raft.is_ready
+    leader = cluster.elect(3)
+    assert [entry.kind for entry in leader.disk.entries] == [EntryKind.CONFIG, EntryKind.NOOP]
+    assert leader.raft.commit_index == 2
     assert leader.raft.is_ready
 
 
