@@ -506,7 +506,7 @@ ABLATIONS = [
     without("log_is_trimmed_before_its_start_is_saved", TRIMS, (LogCompactor, "trim", trim_before_it_is_saved)),
     without("checkpoint_is_sent_as_a_snapshot", TRIMS, (Persistence, "load_snapshot", send_the_newest_state)),
     without("fence_is_not_replicated", EPOCHS, (Replica, "begin_epoch", fence_here_alone)),
-    without("configuration_is_saved_after_its_entry", MEMBERS, (Persistence, "has_begun_with", say_it_has)),
+    without("configuration_is_saved_after_its_entry", MEMBERS, (Persistence, "_began_with", say_it_has)),
     without(
         "bug_failed_sync_is_trusted_after_restart", DISKS, (LogWriter, "prepare_active", open_without_writing_again)
     ),

@@ -371,12 +371,10 @@ class Member(MemberState):
             settled_index = self._raft.applicable_index
             assert changes[-1].configuration is not None
             self.history.note_members(changes[-1].configuration, changes[-1].term)
-            is_saved = self._persistence.has_begun_with(changes)
-            self._persistence.add_configurations(changes, first_index=first_index, settled_index=settled_index)
-            if is_saved:
-                self._write(step)
-            else:
+            if self._persistence.add_configurations(changes, first_index=first_index, settled_index=settled_index):
                 self._block(self._plan_save(), partial(self._write, step))
+            else:
+                self._write(step)
         elif output.restore is not None:
             assert step.snapshot is not None, "the core restores what was just received"
             self._is_blocked = True

@@ -65,21 +65,13 @@ class Persistence:
         """Set the term and vote of the next save."""
         self._term, self._vote = term, vote
 
-    def has_begun_with(self, entries: Sequence[Entry]) -> bool:
-        """Return whether these entries only repeat the configuration with which the group began, as its first one does.
+    def add_configurations(self, entries: Sequence[Entry], *, first_index: Index, settled_index: Index) -> bool:
+        """Add configurations to the next save, and return whether that must come before their entries reach the log.
 
-        Then the log may have them before they are saved: without them the next start finds the same members in force.
+        Those from `first_index` on are dropped, and those older than the last settled one, which stays: it is in force
+        again if the later ones are truncated.
         """
-        first, *others = self._configurations or (None,)
-        if first is None or first.index or others:
-            return False
-        return all(entry.configuration == first.configuration for entry in entries)
-
-    def add_configurations(self, entries: Sequence[Entry], *, first_index: Index, settled_index: Index) -> None:
-        """Add configurations to the next save; drop those from `first_index` on and those older than the last settled.
-
-        The last settled one stays: it is in force again if the later ones are truncated.
-        """
+        is_known = self._began_with(entries)
         known = [item for item in self._configurations if item.index < first_index]
         settled = sum(item.index <= settled_index for item in known)
         known = known[max(settled - 1, 0) :]
@@ -87,6 +79,17 @@ class Persistence:
             assert entry.configuration is not None, "only configuration entries are given"
             known.append(KnownConfiguration(entry.index, entry.term, entry.configuration))
         self._configurations = tuple(known)
+        return not is_known
+
+    def _began_with(self, entries: Sequence[Entry]) -> bool:
+        """Return whether these entries only repeat the configuration with which the group began, as its first one does.
+
+        If they are not saved, the next start finds the same members in force.
+        """
+        first, *others = self._configurations or (None,)
+        if first is None or first.index or others:
+            return False
+        return all(entry.configuration == first.configuration for entry in entries)
 
     def reset_configurations(self, index: Index, term: Term, configuration: Configuration) -> None:
         """Replace all configurations of the next save by that of a snapshot."""
