@@ -166,8 +166,8 @@ class ChangeHandler:
         self._heartbeats = heartbeats
         self._growing = asyncio.Lock()
         """Serializes requests that add partitions: the number to add depends on the current number."""
-        self._in_flight: list[Assignments] = []
-        """Assignments that are submitted and not in the metadata yet."""
+        self._in_flight: list[CreateTopicCommand | AddPartitionsCommand] = []
+        """Commands with assignments that are submitted and not answered yet."""
 
     async def carry_out(self, request: ChangeRequest, payload: memoryview, identity: ConnectionIdentity) -> Answer:
         """Carry out a request; raises as `submit` does, and `UnavailableError` before the cluster is formed.
@@ -346,7 +346,8 @@ class ChangeHandler:
 
     def _place_within_bounds(self, view: View, *, partitions: int, replicas: int) -> Assignments:
         """Place new partitions; refuse what would exceed the bounds of the cluster or of a broker."""
-        underway = tuple(chain.from_iterable(self._in_flight))
+        waiting = (command.assignments for command in self._in_flight if not _is_applied(view, command))
+        underway = tuple(chain.from_iterable(waiting))
         total, total_max = len(view.partitions) + len(underway) + partitions, self._settings.partitions_max
         if total > total_max:
             raise ConflictError(
@@ -398,20 +399,20 @@ class ChangeHandler:
             attempts += 1
             command = place()
             try:
-                with self._counting(command.assignments):
+                with self._counting(command):
                     return await self._store.submit(command)
             except RequestError as error:
                 if error.code != "broker_not_eligible" or attempts == PLACEMENTS_MAX:
                     raise
 
     @contextmanager
-    def _counting(self, assignments: Assignments) -> Iterator[None]:
-        """Count these assignments in concurrent placements until they are in the metadata."""
-        self._in_flight.append(assignments)
+    def _counting(self, command: CreateTopicCommand | AddPartitionsCommand) -> Iterator[None]:
+        """Count a command's assignments in concurrent placements until they are in the metadata."""
+        self._in_flight.append(command)
         try:
             yield
         finally:
-            self._in_flight.remove(assignments)
+            self._in_flight.remove(command)
 
     def _restore(self, name: str, now_ms: int) -> RestoreTopicCommand:
         """Return the command that restores the newest deleted topic of a name."""
@@ -537,6 +538,14 @@ class ChangeHandler:
     def _index(self) -> Index:
         """Return an index that covers everything submitted so far."""
         return self._store.applied_index
+
+
+def _is_applied(view: View, command: CreateTopicCommand | AddPartitionsCommand) -> bool:
+    """Return whether the metadata has the partitions of a submitted command, or will never have them."""
+    topic = view.topic(command.topic)
+    if isinstance(command, AddPartitionsCommand):
+        return topic is None or topic.partitions >= command.partitions
+    return topic is not None
 
 
 def _selections(selections: tuple[messages.Selection, ...]) -> tuple[TopicSelection, ...]:

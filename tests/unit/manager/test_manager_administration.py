@@ -308,7 +308,8 @@ def test_replicas_are_as_many_as_there_are_brokers_up_to_three() -> None:
     run(test)
 
 
-def test_topics_created_together_are_placed_evenly() -> None:
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_topics_created_together_are_placed_evenly(seed: int) -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3, 4)
         requests = [CreateTopicRequest(topic=f"t{number}", partitions=1, replicas=1) for number in range(20)]
@@ -316,7 +317,7 @@ def test_topics_created_together_are_placed_evenly() -> None:
         view = (await world.primary()).store.view()
         assert {len(view.partitions_on(NodeId(number))) for number in (1, 2, 3, 4)} == {5}
 
-    run(test)
+    run(test, seed=seed)
 
 
 def test_topics_created_together_share_transactions() -> None:
