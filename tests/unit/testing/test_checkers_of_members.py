@@ -70,8 +70,8 @@ class Durable:
 class Holding:
     """A copy that holds some entries by its own word, and perhaps fewer on its platter."""
 
-    def __init__(self, said: bool, real: bool) -> None:
-        self.said, self.real = said, real
+    def __init__(self, said: bool, real: bool, *, term: int = 0) -> None:
+        self.said, self.real, self.term = said, real, Term(term)
 
     def holds(self, index: Index, term: Term) -> bool:
         return self.said
@@ -167,6 +167,8 @@ def test_leader_that_believes_too_much_is_found() -> None:
     member.receive(N2, AppendResponse(Term(6), True, Index(1), Index(1), Index(1), 0), 0)
     judge.hear(N2, GroupMessage(GROUP, plain=ack(1, term=6)), member, Holding(True, True))
     finds("I6", lambda: judge.hear(N2, GroupMessage(GROUP, plain=ack(1, term=6)), member, Holding(False, False)))
+    # Not if a later leader may have overwritten it since: then the answer was slow, and this leader is replaced.
+    judge.hear(N2, GroupMessage(GROUP, plain=ack(1, term=6)), member, Holding(False, False, term=7))
 
 
 def test_leader_that_believes_an_answer_of_an_earlier_term_is_found() -> None:

@@ -32,6 +32,11 @@ _LOOK_BYTES = 64 * 1024
 class Copy(Protocol):
     """One member's copy of a group's log, alive or not."""
 
+    @property
+    def term(self) -> Term:
+        """Return the member's term."""
+        ...
+
     def holds(self, index: Index, term: Term) -> bool:
         """Return whether an entry is durable there, by the member's own word."""
         ...
@@ -175,7 +180,10 @@ class PromiseChecker:
                 heard=message.term,
             )
         leadership = raft._state.leadership
-        if leadership is not None and copy is not None and (kind is AppendResponse or kind is HeartbeatResponse):
+        is_answer = kind is AppendResponse or kind is HeartbeatResponse
+        # A leader that was replaced and does not know it may take an answer that was slow: what the member had when it
+        # answered, a later leader may have overwritten since.
+        if leadership is not None and copy is not None and is_answer and copy.term <= raft.term:
             progress = leadership.progress.get(from_)
             if progress is not None:
                 self._believe(from_, progress.match, raft, copy)

@@ -99,6 +99,11 @@ class MemberCopy:
         self._member = member
         self._platter = PlatterReader(node.disk, member.log)
 
+    @property
+    def term(self) -> Term:
+        """Return the member's term."""
+        return self._member.raft.term
+
     def holds(self, index: Index, term: Term) -> bool:
         """Return whether an entry is durable, by the log's own word."""
         log = self._member.log
