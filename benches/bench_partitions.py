@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,9 +40,13 @@ from quiver.errors import QuiverError
 from table import Row, show
 
 TOPIC = "many"
+TOPIC_MAX = 4_096
+"""Most partitions of a topic."""
 FEW = 30
 MANY = 1_200
 CHUNK = 100_000
+UNBOUNDED = ("--manager-replicas-per-broker-max", "100000")
+"""By default half of the limit of open files is for replicas, two for each; here few are written to at once."""
 IDLE_S = 5.0
 SETTLE_S = 25.0
 """Long enough for groups to hibernate and for logs to be put away."""
@@ -50,34 +54,44 @@ DELIVERY_TIMEOUT_S = 300
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 
-async def probe(producer: quiver.AsyncProducer, partitions: Sequence[int], begun_s: float) -> list[float]:
+Place = tuple[str, int]
+"""A topic and one of its partitions."""
+
+
+async def probe(producers: Mapping[str, quiver.AsyncProducer], places: Iterable[Place], begun_s: float) -> list[float]:
     """Send a record to each partition at once; return the seconds since `begun_s` at which each was acknowledged."""
 
-    async def one(partition: int) -> float:
-        await producer.send(VALUE, partition=partition)
+    async def one(place: Place) -> float:
+        topic, partition = place
+        await producers[topic].send(VALUE, partition=partition)
         return time.perf_counter() - begun_s
 
-    return list(await asyncio.gather(*map(one, partitions)))
+    return list(await asyncio.gather(*map(one, places)))
 
 
 class Many:
-    """One cluster with one topic of many partitions, and a client that has used all of them."""
+    """One cluster with many partitions, of one topic if it may have so many, and a client that has used all of them."""
 
     def __init__(self, nodes: Nodes, cluster: quiver.AsyncCluster, partitions: int) -> None:
         self._nodes = nodes
         self._cluster = cluster
-        self._partitions = range(partitions)
+        self._count = partitions
+        of_topics = [range(first, min(first + TOPIC_MAX, partitions)) for first in range(0, partitions, TOPIC_MAX)]
+        self._topics = {f"{TOPIC}-{number}": len(numbers) for number, numbers in enumerate(of_topics)}
         self._empty = [resources(node) for node in nodes.nodes]
-        self._producer: quiver.AsyncProducer
+        self._producers: dict[str, quiver.AsyncProducer] = {}
 
     async def open(self) -> list[Row]:
-        count = len(self._partitions)
+        count = self._count
         before, own_s = [spent(node) for node in self._nodes.nodes], own_processor_s()
         begun = time.perf_counter()
-        await self._cluster.create_topic(TOPIC, partitions=count, replicas=3)
+        create = self._cluster.create_topic
+        await asyncio.gather(*(create(topic, partitions=size, replicas=3) for topic, size in self._topics.items()))
         created_s = time.perf_counter() - begun
-        self._producer = await self._cluster.producer(TOPIC, delivery_timeout=DELIVERY_TIMEOUT_S)
-        serving_s = max(await probe(self._producer, self._partitions, begun))
+        for topic in self._topics:
+            self._producers[topic] = await self._cluster.producer(topic, delivery_timeout=DELIVERY_TIMEOUT_S)
+        places = ((topic, partition) for topic, size in self._topics.items() for partition in range(size))
+        serving_s = max(await probe(self._producers, places, begun))
         own_s = own_processor_s() - own_s
         after = [spent(node) for node in self._nodes.nodes]
         all_s, in_kernel_s = (sum(now[i] - then[i] for now, then in zip(after, before, strict=True)) for i in (0, 1))
@@ -90,7 +104,7 @@ class Many:
         ]
 
     async def idle(self) -> list[Row]:
-        count = len(self._partitions)
+        count = self._count
         await asyncio.sleep(SETTLE_S)
         before = [processor_s(node.pid) for node in self._nodes.nodes]
         await asyncio.sleep(IDLE_S)
@@ -107,11 +121,10 @@ class Many:
 
     async def failover(self) -> list[Row]:
         """Kill a node that is not the primary; probe the partitions that it led."""
-        described = await self._cluster.describe_topic(TOPIC)
         victim = self._nodes.nodes[-1]
-        led = [one.partition for one in described.partitions if one.leader == victim.id]
+        led = [(topic, one.partition) for topic, one in await self._describe() if one.leader == victim.id]
         victim.kill()
-        times_s = await probe(self._producer, led, time.perf_counter())
+        times_s = await probe(self._producers, led, time.perf_counter())
         return [
             Row(f"kill -9 of a node that leads {len(led):,}: accepted again, p50", quantile(times_s, 0.5), "s"),
             Row("the same, p99", quantile(times_s, 0.99), "s", None, 2),
@@ -131,13 +144,17 @@ class Many:
         rows.append(Row("start after a stop, until ready", start(victim), "s", None, 5))
         return rows
 
+    async def _describe(self) -> list[tuple[str, quiver.PartitionDescription]]:
+        return [
+            (topic, one) for topic in self._topics for one in (await self._cluster.describe_topic(topic)).partitions
+        ]
+
     async def _wait_whole(self) -> None:
         """Wait until every replica is in sync: the node takes part in all groups again."""
         end = time.monotonic() + DELIVERY_TIMEOUT_S
         while time.monotonic() < end:
             try:
-                described = await self._cluster.describe_topic(TOPIC)
-                if all(len(one.in_sync) == 3 for one in described.partitions):
+                if all(len(one.in_sync) == 3 for _, one in await self._describe()):
                     return
             except QuiverError:
                 pass  # the answer of a node that is busy may take longer than a request may
@@ -181,7 +198,7 @@ def on_one_cluster(partitions: int, only: str | None) -> list[Row]:
                     rows += await part()
             return rows
 
-    with running_nodes(3) as nodes:
+    with running_nodes(3, UNBOUNDED) as nodes:
         return asyncio.run(run(nodes))
 
 
