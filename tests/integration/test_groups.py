@@ -260,6 +260,7 @@ def test_consume_that_is_terminated_commits_and_leaves_its_group(
     fill(cluster, topic, range(60))
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(60)]
+    time.sleep(0.5)  # what was received last counts as finished when more is asked for, right after it is printed
     process.terminate()
     assert process.communicate()[0] == ""
     assert process.returncode == TERMINATED

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
 import quiver
+from quiver.client.explanation import ExplainedReplica
 from quiver.errors import ConfigError, ConflictError
 from quiver.operations.recover import RecoveryPlan, carry_out, check_name, make_plan
 from quiver.operations.survivors import StoppedNodes
@@ -34,6 +36,14 @@ def fill(client: quiver.Cluster) -> None:
             for partition in range(5):
                 for number in range(10):
                     producer.send(f"{topic}-{partition}-{number}", partition=partition)
+    # A majority has acknowledged them. What a survivor does not have, it cannot go on with.
+    wait_until(lambda: all(replica.lag_entries == 0 for replica in replicas_in(client)))
+
+
+def replicas_in(client: quiver.Cluster) -> Iterator[ExplainedReplica]:
+    for topic in ("logs", "single"):
+        for partition in range(5):
+            yield from client.explain(topic, partition).replicas
 
 
 def read(client: quiver.Cluster, topic: str, partition: int) -> list[str | None]:

@@ -55,7 +55,7 @@ class SecuredCluster:
         return self.connect(self.admin_file)
 
     def audit_files(self) -> list[Path]:
-        return sorted(self.data.rglob("audit.log"))
+        return sorted(self.data.glob("*/audit.log"))
 
     def audit_events(self) -> list[dict[str, Any]]:
         """Return the events in the first node's audit file."""
