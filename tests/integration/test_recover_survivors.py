@@ -37,7 +37,7 @@ def fill(client: quiver.Cluster) -> None:
                 for number in range(10):
                     producer.send(f"{topic}-{partition}-{number}", partition=partition)
     # A majority has acknowledged them. What a survivor does not have, it cannot go on with.
-    wait_until(lambda: all(replica.lag_entries == 0 for replica in replicas_in(client)))
+    wait_until(lambda: all(replica.lag_records == 0 for replica in replicas_in(client)))
 
 
 def replicas_in(client: quiver.Cluster) -> Iterator[ExplainedReplica]:
