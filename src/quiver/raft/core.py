@@ -234,7 +234,8 @@ class Raft:
         """Ask for votes now instead of after a random wait, unless a leader is known or votes are being counted.
 
         Asking again while pre-votes are counted asks those, too, who could not hear the first time.
-        Only a hint, safe at any time: pre-votes come first, so that it costs no leader that others still hear.
+        Only a hint, safe at any time: pre-votes come first, so that it costs no leader that others still hear. In term
+        0, where there is none, votes are asked for at once.
         """
         state = self._state
         state.begin(now_ms)

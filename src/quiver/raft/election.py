@@ -2,7 +2,7 @@
 
 Departures from the paper, all in the dissertation: a pre-vote asks first, without raising the term (§9.6);
 a member that hears a live leader refuses both kinds (§4.2.3), unless the leader itself asked for
-the election (§3.10).
+the election (§3.10). A group's first election has no pre-votes: there is no leader to disturb.
 """
 
 from __future__ import annotations
