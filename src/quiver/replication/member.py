@@ -366,7 +366,7 @@ class Member(MemberState):
             self._persistence.clear_joining()
         changes = [entry for entry in output.append if entry.configuration is not None]
         if changes:
-            # A configuration is durable before its entry can reach the log: see `member_files`.
+            # A new configuration is durable before its entry can reach the log: see `member_files`.
             first_index = changes[0].index if output.truncate_from is None else output.truncate_from
             settled_index = self._raft.applicable_index
             assert changes[-1].configuration is not None

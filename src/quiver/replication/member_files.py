@@ -3,7 +3,8 @@
 The member's directory holds the log, the hard state (term, vote, configurations, a recovery mark) and the snapshots.
 They are written in an order that makes every crash recoverable here:
 - a configuration is saved in the hard state *before* its entry is appended to the log, with the entry's term. So the
-  configurations of the log are known without reading it, and one whose entry is not in the log is recognised;
+  configurations of the log are known without reading it, and one whose entry is not in the log is recognised. A group's
+  first entry, which repeats the configuration that all members were made with, needs no save;
 - a snapshot that is not part of the log was being installed: the log restarts after it;
 - a checkpoint only shortens replay: it is used if its last entry is in the log, and otherwise ignored. If the snapshot
   at the log's start cannot be read, the checkpoint replaces it;
